@@ -71,7 +71,7 @@ func TestHibernate(t *testing.T) {
 	}
 	c.Close()
 
-	// A guest that got the time late gets it again.
+	// A guest that was sent the time late is sent it again.
 	wrong := newClockCall()
 	wrong.UnixNano -= int64(time.Hour)
 	errtest.None(t, w.call(t.Context(), callLimit, guest.SetClock, wrong, nil))
@@ -186,7 +186,7 @@ func TestGuestsClocks(t *testing.T) {
 				errtest.None(t, err)
 				return v
 			}
-			// Its kernel compares its clocks twice a second.
+			// The guest's kernel compares its clocks twice a second.
 			began := uptime()
 			until(t, "two seconds pass in the guest", func() bool { return uptime() > began+2 })
 			if !fine() {
@@ -196,8 +196,9 @@ func TestGuestsClocks(t *testing.T) {
 	}
 }
 
-// TestSavedInFullSpeech saves a guest whose program writes to its log all the
-// time, so that its port has data in flight at every moment.
+// TestSavedInFullSpeech checks that a guest can be saved and restored repeatedly
+// while its program writes to its log all the time, so that its port always has
+// data in flight.
 func TestSavedInFullSpeech(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("speech", "guest", "flood", "1000000")
@@ -210,8 +211,9 @@ func TestSavedInFullSpeech(t *testing.T) {
 	}
 }
 
-// TestKilledWhileRestored kills QEMU at random moments of a restore. A guest
-// whose manifest still exists is on disk, and comes back with its counter.
+// TestKilledWhileRestored kills QEMU at random moments of a restore. It checks that
+// a guest whose manifest still exists is hibernated, and comes back with its
+// counter.
 func TestKilledWhileRestored(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("killed", "guest", "serve", ":80")

@@ -12,11 +12,11 @@ import (
 	"lull/internal/core/instance"
 )
 
-// A QEMU whose monitor does not answer serves no clients, and its guest cannot
-// be probed. If a signal stopped it, it is continued. If it is silent and
-// inactive for a long time, it is killed, and its instance restarts by its own
-// policy. A QEMU that is busy or starved of CPU is left alone however long it
-// is silent, and so is one that waits for a disk or is being debugged.
+// A QEMU whose monitor does not answer serves no clients, and its guest cannot be
+// probed. A QEMU that a signal has stopped is continued. One that is silent and
+// inactive for a long time is killed, and its instance restarts by its own policy.
+// One that is busy, starved of CPU, waiting for a disk or being debugged is left
+// alone however long it is silent.
 
 const (
 	// stoppedLimit is the time for which a QEMU may be stopped by a signal.
@@ -41,7 +41,7 @@ type unresponsive struct {
 	since time.Time
 	pid   int
 	state byte      // of the process
-	used  uint64    // CPU time of all threads, in ticks
+	used  uint64    // since when it has been asleep or stopped and used no CPU
 	still time.Time // since when it has been asleep or stopped without using CPU
 }
 
@@ -61,7 +61,7 @@ func (m *unresponsive) saw(now time.Time, pid int, state byte, used uint64) {
 func (w *Work) examine(ctx context.Context) bool {
 	m, err := w.monitor()
 	if err != nil {
-		return false // it has ended, or is connected
+		return false // it has ended, or the monitor is connected
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.r.cfg.LookLimit)
 	defer cancel()
@@ -95,8 +95,7 @@ func (w *Work) answered() {
 	w.unresponsive = unresponsive{}
 }
 
-// letGoOn continues a QEMU that was stopped by a signal and is not being
-// debugged.
+// letGoOn continues QEMU if a signal has stopped it and it is not being debugged.
 func (w *Work) letGoOn() {
 	ident := w.Identity()
 	start, state, err := startTime(ident.PID)
@@ -110,8 +109,8 @@ func (w *Work) letGoOn() {
 // rouseEvery is how often a QEMU is checked while a client waits.
 const rouseEvery = 250 * time.Millisecond
 
-// keepGoing continues QEMU whenever a signal stops it, until stop is called:
-// the sender of the signal cannot know that a client is waiting.
+// keepGoing continues QEMU whenever a signal stops it, until stop is called. The
+// sender of such a signal cannot know that a client is waiting.
 func (w *Work) keepGoing() (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	var looking sync.WaitGroup

@@ -12,9 +12,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestHungQEMU checks that a QEMU that does not answer is reported, continued
-// if a signal has stopped it, at once when a client comes, and killed if
-// nothing helps.
+// TestHungQEMU checks that a QEMU that does not answer is reported. One that a
+// signal has stopped is continued, at once if a client comes. One that stays silent
+// is killed.
 func TestHungQEMU(t *testing.T) {
 	b := newBench(t, func(c *Config) { c.StoppedLimit = time.Millisecond })
 	w := b.start("hung", "guest", "serve", ":80")
@@ -62,9 +62,9 @@ func TestHungQEMU(t *testing.T) {
 	b.clean("hung")
 }
 
-// TestMuteThatWorks checks that a silent QEMU counts as hung only after it was
-// inactive for the limit: not while it works, waits for a processor or a disk,
-// or is being debugged.
+// TestMuteThatWorks checks that a silent QEMU counts as hung only once it has been
+// inactive for the whole limit. Working, waiting for a CPU or a disk, and being
+// debugged do not count as inactive.
 func TestMuteThatWorks(t *testing.T) {
 	began := time.Unix(1000, 0)
 	for name, looks := range map[string]struct {
@@ -95,8 +95,9 @@ func TestMuteThatWorks(t *testing.T) {
 	}
 }
 
-// TestTimerRejected boots guests whose kernel finds no timer in its CPU at first,
-// as on a host that gives it no time while it looks.
+// TestTimerRejected checks that a guest whose kernel rejects its timer boots again
+// until the kernel accepts it, and that the last try accepts any timer. Kernels
+// reject it on a host too busy to let it tick in time.
 func TestTimerRejected(t *testing.T) {
 	for _, c := range []struct {
 		rejected int

@@ -19,9 +19,9 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// prepareRoot returns the ext4 image of a machine's root. Where the launch does
-// not specify them, it fills in the command, environment, directory and user of
-// an OCI image. Guests only read a root, so all of them share it.
+// prepareRoot returns the ext4 image of a machine's root, which all guests share
+// because they only read it. It fills in the fields of call that the launch leaves
+// empty with the command, environment, directory and user of an OCI image.
 func (r *Runtime) prepareRoot(ctx context.Context, root string, call *guest.RunCall) (string, error) {
 	if isExt4(root) {
 		return root, nil
@@ -118,8 +118,8 @@ const (
 	spareInodes = 1024 // for the file system itself and rounding
 )
 
-// tied runs a program that is killed when this process ends. The kernel watches
-// the thread that started it, which therefore waits for it.
+// tied runs a program that the kernel kills when this process ends. The kernel ties
+// it to the thread that started it, so that thread waits for it.
 func tied(cmd *exec.Cmd) (out []byte, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	thread.Own(func() { out, err = cmd.CombinedOutput() })
@@ -171,8 +171,9 @@ func isExt4(path string) bool {
 	return err == nil && magic == [2]byte{0x53, 0xef}
 }
 
-// fingerprint identifies the state of a tree by every file's name, kind, size,
-// owner and times, counts the entries and sums the sizes in whole blocks.
+// fingerprint returns a digest over the name, kind, size, owner and times of every
+// file of a tree. It also returns the number of entries and the sum of their sizes,
+// in bytes of whole blocks.
 func fingerprint(root string) (sum string, entries, size int64, err error) {
 	h := sha256.New()
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

@@ -95,7 +95,7 @@ func TestImage(t *testing.T) {
 		}
 	})
 
-	// A registry yields the same as the archive.
+	// An image from a registry gives the same result as one from an archive.
 	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(srv.Close)
 	ref, err := name.ParseReference(strings.TrimPrefix(srv.URL, "http://") + "/some/image:v1")
@@ -148,7 +148,7 @@ func TestImage(t *testing.T) {
 	errtest.None(t, w.Kill(t.Context()))
 	b.clean("oci")
 
-	// A request for something that the image lacks is rejected with that
+	// A request for something that the image does not have is rejected with that
 	// reason.
 	for _, c := range []struct{ image, user, want string }{
 		{filepath.Join(t.TempDir(), "nothing.tar"), "", "nothing.tar"},
@@ -163,15 +163,15 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestManySmallFiles uses a tree with more entries than mke2fs expects for its
-// size.
+// TestManySmallFiles checks that an image can be built of a tree with more entries
+// than mke2fs expects for its size.
 func TestManySmallFiles(t *testing.T) {
 	if _, err := FindTool("mke2fs"); err != nil {
 		need(t, &absent{"no mke2fs (Debian package e2fsprogs)"})
 	}
 	root := t.TempDir()
 	errtest.None(t, os.WriteFile(filepath.Join(root, "large"), nil, 0o644))
-	if err := os.Truncate(filepath.Join(root, "large"), 260<<20); err != nil { // sparse; mke2fs expects fewer files from 512 MiB on
+	if err := os.Truncate(filepath.Join(root, "large"), 260<<20); err != nil { // sparse; from 512 MiB on, mke2fs would expect even fewer files
 		t.Fatal(err)
 	}
 	const links = 40_000

@@ -46,8 +46,8 @@ func TestVsockSockets(t *testing.T) {
 	b.clean("sockets")
 }
 
-// TestVsockRefused checks that a QEMU that cannot create its vsock device costs
-// the guests vsock but not their start, unless they require it.
+// TestVsockRefused checks that guests start without vsock if QEMU cannot create the
+// vsock device, unless they require vsock.
 func TestVsockRefused(t *testing.T) {
 	for _, kind := range []string{"q35", "microvm"} {
 		b := newBench(t, func(c *Config) {
@@ -190,11 +190,11 @@ func program(t *testing.T, root, path string) {
 	}
 }
 
-// TestVsock calls a guest over vsock, real on both sides. That also works after
-// a pause, after a restore with another context ID, in a clone and under
-// another daemon. If the connection falls silent the serial port is used. No
-// guest is mistaken for another, and a snapshot is refused if the device is
-// missing.
+// TestVsock checks calls to a guest over vsock, with a real kernel on both sides:
+// also after a pause, after a restore with another context ID, in a clone, and
+// under another daemon. It checks that a connection that falls silent is replaced
+// by the serial port, that no guest is mistaken for another, and that a snapshot is
+// refused if the device is missing.
 func TestVsock(t *testing.T) {
 	list := os.Getenv("LULL_VSOCK_MODULES")
 	if list == "" {
@@ -274,7 +274,7 @@ func vsockLife(t *testing.T, kind string) {
 	}
 	hibernate(w)
 	refusals(t, w)
-	// Another guest now has its context ID.
+	// Another guest now has the saved guest's context ID.
 	was := w.rec.CID
 	thief, _, err := liveFiles.openVsock(was, setCID)
 	errtest.None(t, err)
@@ -335,7 +335,7 @@ func fd(t *testing.T, v *vsockPeer) (n int) {
 	return n
 }
 
-// compare measures how long the guest agent takes to answer over both channels.
+// compare logs how long the guest agent takes to answer over each channel.
 func compare(t *testing.T, w *Work) {
 	t.Helper()
 	w.mu.Lock()
@@ -357,7 +357,8 @@ func compare(t *testing.T, w *Work) {
 	}
 }
 
-// refusals tries to wake a hibernated guest where it cannot have its device.
+// refusals checks that a hibernated guest stays hibernated, with the reason, if it
+// cannot get its vsock device.
 func refusals(t *testing.T, w *Work) {
 	t.Helper()
 	refused := func(why string) {
@@ -378,7 +379,8 @@ func refusals(t *testing.T, w *Work) {
 	w.r.cfg.Channel = ChannelAuto
 }
 
-// strangers waits for each guest while the other connects with the right key.
+// strangers checks that a connection with the right key is accepted only from the
+// guest that is expected.
 func strangers(t *testing.T, b *bench, one, two *Work) {
 	t.Helper()
 	for _, c := range []struct{ wanted, comes *Work }{{one, two}, {two, one}, {one, one}} {

@@ -21,8 +21,9 @@ func (r *Runtime) layers() string { return filepath.Join(r.cfg.Dir, "layers") }
 // receives an open descriptor.
 func (r *Runtime) layer(id string) string { return filepath.Join(r.layers(), id) }
 
-// haveLayer creates an instance's layer if needed and reports whether it has one.
-// An existing layer is used whatever the current configuration.
+// haveLayer creates an instance's layer if the configuration asks for one and none
+// exists. It reports whether the instance has a layer. An existing layer is used
+// even if the configuration has changed.
 func (r *Runtime) haveLayer(ctx context.Context, id string) (bool, error) {
 	_, err := os.Stat(r.layer(id))
 	if err == nil || r.cfg.Layer == 0 && errors.Is(err, os.ErrNotExist) {

@@ -45,7 +45,7 @@ func (b *bench) again(id string, run uint64) *Work {
 	return w.(*Work)
 }
 
-// stop ends a run as a user does.
+// stop ends a run in the way a stop by a user does.
 func (b *bench) stop(w *Work) {
 	b.t.Helper()
 	if err := w.Signal(syscall.SIGTERM); err != nil {
@@ -58,7 +58,7 @@ func (b *bench) stop(w *Work) {
 	b.clean(w.id)
 }
 
-// crash ends a run as a power failure does.
+// crash ends a run in the way a power failure does.
 func (b *bench) crash(w *Work) {
 	b.t.Helper()
 	if err := syscall.Kill(w.Identity().PID, syscall.SIGKILL); err != nil {
@@ -88,7 +88,7 @@ func TestLayer(t *testing.T) {
 		t.Errorf("an empty layer takes %d bytes", n)
 	}
 	want := map[string]string{}
-	write := func(name string) { // not synced: the stop must do that
+	write := func(name string) { // does not sync: stopping the guest must
 		t.Helper()
 		b.must("own", "put", "/var/"+name, "before "+name)
 		want[name] = "before " + name
@@ -213,8 +213,8 @@ func TestLayerOfClone(t *testing.T) {
 	}
 }
 
-// TestLayerBroken checks that a disk that cannot be mounted is reported with
-// the kernel's message, is not attributed to KVM, and is left as it is.
+// TestLayerBroken checks that a layer that cannot be mounted is reported with the
+// kernel's message, is not attributed to KVM, and stays unchanged.
 func TestLayerBroken(t *testing.T) {
 	b := layered(t, "q35")
 	b.stop(b.again("broken", 1))
@@ -240,10 +240,10 @@ func TestLayerBroken(t *testing.T) {
 	}
 }
 
-// TestLayerFull checks that, when this machine has no space left, the program's
-// write fails, even without a sync, and that with space the same run writes
-// again. A machine whose guest agent cannot enforce that is stopped meanwhile,
-// and loses nothing. Each gives its reason.
+// TestLayerFull checks that, while this machine has no space left, the program's
+// write fails even without a sync, and that the same run can write again once there
+// is space. A machine whose guest agent cannot limit its disk is stopped meanwhile,
+// and loses nothing. Each failure states the reason.
 func TestLayerFull(t *testing.T) {
 	b := layered(t, "q35")
 	errtest.None(t, os.MkdirAll(b.layers(), 0o700))
@@ -275,7 +275,7 @@ func TestLayerFull(t *testing.T) {
 	b.must("full", "bulk", "/var/more", "30000000")
 	sum := b.must("full", "fill", "/var/synced", "8000000", "x")
 
-	// A guest that gets no report.
+	// This guest is not told how much space is left.
 	w.noSpaceCall.Store(true)
 	size(used(t, b.layer("full")) + 4<<20)
 	wrote := make(chan string, 1)
@@ -317,8 +317,8 @@ func TestLayerFull(t *testing.T) {
 	}
 }
 
-// TestLayerFullAdopted checks that a restarted daemon adopts a machine stopped
-// for lack of space, and that it continues once there is some.
+// TestLayerFullAdopted checks that a restarted daemon adopts a machine stopped for
+// lack of space, and that the machine continues once there is space.
 func TestLayerFullAdopted(t *testing.T) {
 	b := layered(t, "microvm")
 	errtest.None(t, os.MkdirAll(b.layers(), 0o700))
@@ -340,7 +340,7 @@ func TestLayerFullAdopted(t *testing.T) {
 	errtest.None(t, w.call(t.Context(), callLimit, guest.Room, guest.RoomCall{Free: unlimited}, nil))
 	size(used(t, b.layer("stands")) + 4<<20)
 	over := make(chan struct{})
-	go func() { // its channel ends with this daemon
+	go func() { // ends when this daemon closes the channel
 		defer close(over)
 		fill := instance.Command{Command: []string{"guest", "files", "fill", "/var/late", "40000000", "y"}}
 		_, _ = b.Exec(t.Context(), "stands", fill)

@@ -21,7 +21,8 @@ import (
 // again is the delay between two attempts to connect.
 const again = 100 * time.Millisecond
 
-// bring starts QEMU, waits for the guest to boot and starts its program.
+// bring starts QEMU, waits until the guest has booted, and starts the guest's
+// program.
 func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) error {
 	w.rec, w.filesFor, w.reportedSpace = rec, run.User, unlimited
 	var err error
@@ -34,7 +35,7 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 	}
 	limit := w.r.cfg.BootLimit
 	if rec.Accel == TCG {
-		limit *= 3 // a boot takes seconds of CPU time, and a busy machine gives few
+		limit *= 3 // a boot takes seconds of CPU time, of which a busy machine gives little
 	}
 	bctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w within %s", errNoBoot, limit))
 	defer cancel()
@@ -77,13 +78,13 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 // last of these boots accepts any timer.
 const timerTries = 3
 
-// errTimer says that a guest ended because its kernel rejected its timer. The
-// next boot measures the timer again.
+// errTimer means that a guest's kernel rejected its timer, and the guest ended. Its
+// next boot may accept the timer.
 var errTimer = errors.New("the guest's kernel rejected its timer")
 
-// noBoot returns why a guest whose QEMU has ended never answered. If its guest
-// agent reported an error, the guest did boot, so the accelerator is not the
-// cause. Nor is it if the disk was full or QEMU was killed from outside.
+// noBoot returns why a guest whose QEMU has ended never answered. It returns an
+// errNoBoot only if the accelerator may be the cause: not if the guest agent
+// reported an error, the disk was full, or QEMU was killed from outside.
 func (w *Work) noBoot() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,8 +103,8 @@ func (w *Work) noBoot() error {
 	return errNoBoot
 }
 
-// fromOutside reports whether sig is a signal that processes do not raise
-// themselves.
+// fromOutside reports whether sig is a signal that a process does not raise by its
+// own faults.
 func fromOutside(sig syscall.Signal) bool {
 	return sig == unix.SIGKILL || sig == unix.SIGTERM || sig == unix.SIGINT || sig == unix.SIGHUP || sig == unix.SIGQUIT
 }
@@ -170,8 +171,8 @@ func lastLines(s string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// lastWords returns the end of a console. After a panic it starts at the panic,
-// because the kernel prints much after the reason.
+// lastWords returns the end of a console's output. If there is a panic it starts
+// there, because the kernel prints a lot after the reason.
 func lastWords(console string) string {
 	if n := strings.LastIndex(console, "Kernel panic"); n >= 0 {
 		return strings.TrimSpace(console[strings.LastIndex(console[:n], "\n")+1:])
@@ -225,8 +226,8 @@ func (w *Work) event(name string, data json.RawMessage) {
 	case "GUEST_PANICKED":
 		why = "the guest's kernel panicked"
 	case "STOP":
-		// Either our own stop, or the accelerator failed; supervise finds out
-		// which.
+		// Either lull stopped the machine, or the accelerator failed. supervise
+		// finds out which.
 		why = ""
 		select {
 		case w.halted <- why:
@@ -237,7 +238,7 @@ func (w *Work) event(name string, data json.RawMessage) {
 		return
 	}
 	select {
-	case <-w.halted: // replaces a plain stop, which is less specific
+	case <-w.halted: // a plain stop that is queued is replaced, because it is less specific
 	default:
 	}
 	select {
@@ -246,7 +247,8 @@ func (w *Work) event(name string, data json.RawMessage) {
 	}
 }
 
-// carryFrames keeps the guest's network card connected.
+// carryFrames keeps the link between the guest's network card and its network
+// connected.
 func (w *Work) carryFrames() {
 	for w.qctx.Err() == nil {
 		c, err := dialSocket(w.qctx, w.path(netSocket), w.gone)
@@ -288,8 +290,8 @@ func (w *Work) pauseFor(d time.Duration) bool {
 	}
 }
 
-// supervise waits for the end of the run: of the program, the machine or QEMU,
-// whichever comes first.
+// supervise waits until the run ends by itself: the program, the machine or QEMU,
+// whichever comes first. Then it shuts down the others and reports the end.
 func (w *Work) supervise() {
 	defer close(w.over)
 	told := false
@@ -316,7 +318,7 @@ func (w *Work) supervise() {
 			if why == "" {
 				why = w.broken()
 			}
-			if why == "" || told { // quit causes an event itself
+			if why == "" || told { // "" for a stop by lull; told after quit, whose own event would be a second report
 				continue
 			}
 			told = true
@@ -329,8 +331,8 @@ func (w *Work) supervise() {
 	}
 }
 
-// isOver reports whether the run ended with its QEMU, which is gone. A hibernated
-// guest has not ended.
+// isOver reports whether QEMU has gone and the run has ended with it. A hibernated
+// guest's run has not ended.
 func (w *Work) isOver() bool {
 	w.endMu.Lock()
 	defer w.endMu.Unlock()
@@ -340,7 +342,7 @@ func (w *Work) isOver() bool {
 	return w.ended
 }
 
-// broken returns why a machine stopped without a request of ours.
+// broken returns why a machine stopped without a request by lull, or "".
 func (w *Work) broken() string {
 	m, err := w.monitor()
 	if err != nil {
@@ -357,8 +359,9 @@ func (w *Work) broken() string {
 	return ""
 }
 
-// obituary writes the reason why the machine ended to the instance's log and
-// returns it, with the reason of a panic.
+// obituary returns why the machine ended, completing why with the message of a
+// kernel panic. It also writes the reason and the end of the console to the
+// instance's log, unless the program's exit is known.
 func (w *Work) obituary(why string) string {
 	w.mu.Lock()
 	known := w.exit != nil
@@ -371,7 +374,7 @@ func (w *Work) obituary(why string) string {
 	w.consoleTail = console
 	w.mu.Unlock()
 	if strings.Contains(console, guest.TimerRejected) {
-		return why // its program has not begun, and the guest boots again
+		return why // its program has not started, and the guest boots again
 	}
 	if _, err := fmt.Fprintf(w.log, "lull: %s; its console ends with:\n%s\n", why, console); err != nil {
 		w.r.log.Error("cannot store how a guest ended", "instance", w.id, "err", err)
@@ -384,13 +387,13 @@ func (w *Work) obituary(why string) string {
 	return why
 }
 
-// powerOff shuts down a guest whose program has ended.
+// powerOff shuts down a guest whose program has ended, and ends QEMU.
 func (w *Work) powerOff() {
 	limit := offLimit
 	if w.rec.Layer { // flush pending writes first
 		limit = writeLimit
 	}
-	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil) // QEMU is ended in any case
+	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil) // an error does not matter, because QEMU is ended in any case
 	select {
 	case <-w.halted:
 	case <-w.gone:
@@ -428,7 +431,7 @@ func (w *Work) clearAway() {
 	e := w.outcome()
 	said := w.r.complaint(w.id)
 	w.mu.Lock()
-	w.complaint = said // for a start that has not read it yet
+	w.complaint = said // for a start that has not read the output yet
 	w.mu.Unlock()
 	if said != "" {
 		fmt.Fprintf(w.log, "lull: QEMU said: %s\n", said)
@@ -443,8 +446,8 @@ func (w *Work) clearAway() {
 	close(w.done)
 }
 
-// outcome returns the program's exit if it was reported. Otherwise it returns
-// QEMU's, which counts as a failure.
+// outcome returns the exit of the guest's program if that was reported. Otherwise
+// it returns QEMU's exit, which counts as a failure.
 func (w *Work) outcome() instance.Exit {
 	select {
 	case n := <-w.note:
@@ -463,14 +466,15 @@ func (w *Work) outcome() instance.Exit {
 		return instance.Exit{Code: 128 + int(sig), Signal: int(sig), At: time.Now(),
 			Machine: cmp.Or(w.poweredOffBy, fmt.Sprintf("QEMU was killed by signal %d (%s)", sig, sig)+w.diskFull(sig))}
 	}
-	// QEMU exited normally. If the guest's program was still running, the
-	// guest broke.
+	// QEMU exited normally. If the guest's program was still running, the guest had
+	// failed.
 	code := w.status.ExitStatus()
 	return instance.Exit{Code: max(code, 1), At: time.Now(), Machine: cmp.Or(w.poweredOffBy, fmt.Sprintf("QEMU exited with code %d", code))}
 }
 
-// diskFull describes how a full disk caused QEMU to end by sig: a guest's memory
-// is a sparse file, and the kernel raises SIGBUS if no block can be allocated.
+// diskFull describes how a full disk caused QEMU to end by sig, or returns "". A
+// guest's memory is a sparse file, and the kernel raises SIGBUS if it cannot
+// allocate a block.
 func (w *Work) diskFull(sig syscall.Signal) string {
 	var fs unix.Statfs_t
 	if sig != unix.SIGBUS || unix.Statfs(w.r.cfg.Dir, &fs) != nil {
@@ -480,7 +484,7 @@ func (w *Work) diskFull(sig syscall.Signal) string {
 		w.r.cfg.Dir, w.rec.Machine.Memory>>20, int64(fs.Bavail)*fs.Bsize>>20)
 }
 
-// exitOf returns how the guest's program ended.
+// exitOf converts a guest's report of its program's end.
 func (w *Work) exitOf(n guest.ExitNote) *instance.Exit {
 	e := &instance.Exit{Code: n.Code, Signal: n.Signal, At: time.Now()}
 	if n.Starved {
@@ -553,12 +557,12 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	}
 	switch s {
 	case "running":
-		w.clockLate.Store(true) // it may have been continued without a daemon to set its clock
-	case ioErrorStatus: // continues when there is space
+		w.clockLate.Store(true) // if QEMU was continued without a daemon, nothing has set the guest's clock
+	case ioErrorStatus: // awaitSpace continues the machine
 		w.setFull(true)
 		w.loops.Go(w.awaitSpace)
 		return nil, nil
-	case "paused", "postmigrate": // postmigrate: it was being saved
+	case "paused", "postmigrate": // postmigrate: the guest was being saved
 		w.mu.Lock()
 		w.leftFrozen = true
 		w.mu.Unlock()
@@ -569,11 +573,11 @@ func (w *Work) takeOver(ctx context.Context, rec runRecord, p process) (over *in
 	}
 	select {
 	case <-w.firstAnswer:
-	case <-w.gone: // it was shutting down
+	case <-w.gone: // QEMU was shutting down
 	case <-ctx.Done():
 		return nil, fmt.Errorf("cannot reach the harness: %w", context.Cause(ctx))
 	}
-	return nil, nil // an exit of the program in the meantime is reported as usual
+	return nil, nil // if the program has exited meanwhile, that is reported as usual
 }
 
 // watch closes gone when a process that is not a child has ended.

@@ -9,7 +9,7 @@ import (
 	"lull/internal/lib/logfile"
 )
 
-// logFile is an instance's log, which several goroutines write.
+// logFile is an instance's log. Several goroutines write to it.
 type logFile struct {
 	mu     sync.Mutex
 	f      *logfile.File
@@ -32,7 +32,7 @@ func (l *logFile) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// add appends bytes that were printed at a time.
+// add appends bytes that were printed at the time at.
 func (l *logFile) add(b []byte, at time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

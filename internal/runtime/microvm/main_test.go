@@ -16,9 +16,9 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// rig contains the programs that tests of real guests need, built once.
+// rig builds the programs that tests of real guests need, once.
 var rig = sync.OnceValues(func() (r struct{ harness, saboteur, program, kernel string }, err error) {
-	if dir := os.Getenv("LULL_RIG"); dir != "" { // a guest with its own guests, without a compiler
+	if dir := os.Getenv("LULL_RIG"); dir != "" { // for a guest that runs its own guests and has no compiler
 		r.harness, r.program, r.kernel = filepath.Join(dir, "lull-harness"), filepath.Join(dir, "guest"), os.Getenv("LULL_GUEST_KERNEL")
 		return r, nil
 	}
@@ -47,8 +47,8 @@ type absent struct{ what string }
 
 func (a *absent) Error() string { return a.what }
 
-// need skips a test if prerequisites are missing. make test provides them, so
-// in CI, and if a kernel was given, a missing one is a failure.
+// need skips a test if a prerequisite is missing. In CI, or if a kernel was
+// specified, a missing prerequisite is a failure, because make test provides it.
 func need(t testing.TB, err error) {
 	t.Helper()
 	if err == nil {
@@ -68,8 +68,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// waitLimit is the time limit for everything that a guest on a busy machine
-// does.
+// waitLimit bounds every wait for a guest. It is generous, because machines may be
+// busy.
 var waitLimit = waittest.Timeout
 
 // until waits for a condition.
@@ -80,7 +80,7 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// bench is a runtime with its reports.
+// bench is a runtime whose reports of exits and messages are recorded.
 type bench struct {
 	*Runtime
 	t     testing.TB
@@ -102,7 +102,7 @@ func newBench(t testing.TB, change func(*Config)) *bench {
 	}
 	parts, err := rig()
 	need(t, err)
-	dir, err := os.MkdirTemp("", "vm") // short, for its sockets
+	dir, err := os.MkdirTemp("", "vm") // short, because of the length limit of socket paths
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,8 @@ func newBench(t testing.TB, change func(*Config)) *bench {
 	return b
 }
 
-// next returns another daemon's runtime, after Close, that has adopted a guest.
+// next opens another daemon's runtime, once b is closed, and returns the guest that
+// it has adopted.
 func (b *bench) next(id string) *Work {
 	b.t.Helper()
 	r, err := New(b.cfg)
@@ -149,7 +150,7 @@ func (b *bench) next(id string) *Work {
 	return w.(*Work)
 }
 
-// sweep removes the remains of a failed test.
+// sweep removes what a failed test has left.
 func (b *bench) sweep() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -164,7 +165,7 @@ func (b *bench) sweep() {
 	}
 }
 
-// in returns the bench for a subtest.
+// in returns a bench with the same runtime that reports failures to the subtest t.
 func (b *bench) in(t *testing.T) *bench {
 	return &bench{Runtime: b.Runtime, t: t, exits: b.exits}
 }
@@ -191,7 +192,7 @@ func (b *bench) log(id string) string {
 	return string(text)
 }
 
-// exit waits for the end of the one run.
+// exit waits until a run has ended and returns how.
 func (b *bench) exit() instance.Exit {
 	b.t.Helper()
 	select {

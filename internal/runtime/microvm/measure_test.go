@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// BenchmarkWake compares connecting to a running guest with waking a frozen one
-// and connecting to it, until the first byte, at the same rate.
+// BenchmarkWake measures the time until the first byte of a new client, of a
+// running guest and of a frozen one that the client wakes. Clients come at the same
+// rate in both cases.
 func BenchmarkWake(b *testing.B) {
 	bn := newBench(b, nil)
 	w := bn.start("wake", "guest", "serve", ":80")
@@ -43,9 +44,10 @@ func BenchmarkWake(b *testing.B) {
 	b.ReportMetric(float64(woken[len(woken)/2].Microseconds()), "woken-us-p50")
 }
 
-// BenchmarkHibernate saves a guest and restores it, until the first byte of a
-// new client. Written data counts before it is durable. QEMU's own CPU time is
-// reported for machines on which wall time says nothing.
+// BenchmarkHibernate measures saving a guest, restoring it, and the time until the
+// first byte of a new client after that. "written" is the part of saving until all
+// data has been written, but is not durable yet. QEMU's CPU time is for machines on
+// which wall time means nothing.
 func BenchmarkHibernate(b *testing.B) {
 	for _, kind := range []string{"microvm", "q35"} {
 		b.Run(kind, func(b *testing.B) { benchmarkHibernate(b, kind, false) })
@@ -53,7 +55,7 @@ func BenchmarkHibernate(b *testing.B) {
 	}
 }
 
-// notes collects the times in the debug lines of a runtime.
+// notes collects the durations in the "saved" log lines of a runtime.
 type notes map[string][]time.Duration
 
 func (notes) Enabled(context.Context, slog.Level) bool { return true }

@@ -20,7 +20,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// Addresses of TestOutside, reserved for documentation, which no machine has.
+// Addresses for TestOutside. They are reserved for documentation, so no machine has
+// them.
 var (
 	webAddr  = netip.MustParseAddr("198.51.100.7")
 	nameAddr = netip.MustParseAddr("198.51.100.53")
@@ -28,11 +29,11 @@ var (
 
 const webName = "web.example."
 
-// TestOutside checks that a guest with outbound access reaches another machine,
-// by its address and by a name that this machine's name server knows, and that
-// one without access reaches neither. The other machine is a private network
-// namespace in which this test runs again, with addresses that packets are
-// delivered to but that no card has.
+// TestOutside checks that a guest with outbound access reaches another machine, by
+// address and by a name that this machine's name server knows, and that a guest
+// without access reaches neither. The "other machine" is a private network
+// namespace in which this test runs again: its addresses receive packets although
+// no network card has them.
 func TestOutside(t *testing.T) {
 	const inside = "LULL_TEST_INSIDE_A_NETWORK"
 	if os.Getenv(inside) != "" {
@@ -67,7 +68,7 @@ func outside(t *testing.T) {
 	}
 	conf := filepath.Join(t.TempDir(), "resolv.conf")
 	errtest.None(t, os.WriteFile(conf, []byte("nameserver "+nameAddr.String()+"\n"), 0o644))
-	// Only in this test's own mount namespace.
+	// This affects only the test's own mount namespace.
 	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	if err == nil {
 		err = unix.Mount(conf, "/etc/resolv.conf", "", unix.MS_BIND, "")
@@ -101,7 +102,8 @@ func outside(t *testing.T) {
 	}
 }
 
-// answerNames serves the one name, over UDP, which resolvers use first.
+// answerNames is a name server for the one name, over UDP, which resolvers try
+// first.
 func answerNames(t *testing.T) {
 	t.Helper()
 	c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(nameAddr, 53)))
@@ -127,8 +129,8 @@ func answerNames(t *testing.T) {
 	})
 }
 
-// nameAnswer answers a question about the name with its address, and any other
-// with nothing.
+// nameAnswer returns a DNS answer to question: the address of the one name, or no
+// records for any other.
 func nameAnswer(question []byte) ([]byte, error) {
 	var m dnsmessage.Message
 	if err := m.Unpack(question); err != nil || len(m.Questions) != 1 {

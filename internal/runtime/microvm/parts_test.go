@@ -19,7 +19,7 @@ import (
 	"lull/internal/runtime/microvm/vnet"
 )
 
-// fakeFiles returns a machine as the accelerator's rule sees it.
+// fakeFiles returns a machine with a /dev/kvm, the given cpuinfo and a KVM module.
 func fakeFiles(t *testing.T, cpuinfo, module string) machineFiles {
 	t.Helper()
 	dir := t.TempDir()
@@ -187,7 +187,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// TestNewNamesEverything checks that one error lists all missing prerequisites.
+// TestNewNamesEverything checks that one error lists every missing prerequisite.
 func TestNewNamesEverything(t *testing.T) {
 	_, err := New(Config{Dir: "relative", QEMU: "no-such-qemu", Kernel: "/nowhere", Harness: "/nowhere/lull-harness", Accel: "magic"})
 	if err == nil {
@@ -200,8 +200,9 @@ func TestNewNamesEverything(t *testing.T) {
 	}
 }
 
-// TestWithoutParts checks that, without any prerequisite for starting guests,
-// runs of an earlier daemon are still found and ended, and saved guests stay.
+// TestWithoutParts checks that a runtime without any prerequisite for starting
+// guests still finds and ends the runs of an earlier daemon, and keeps saved
+// guests.
 func TestWithoutParts(t *testing.T) {
 	r, err := New(Config{Dir: t.TempDir(), QEMU: "no-such-qemu", FindKernel: func() (string, error) { return "", errors.New("no guest-kernel") }, Harness: "/nowhere/lull-harness"})
 	if err != nil {
@@ -247,7 +248,7 @@ func TestProcess(t *testing.T) {
 	<-done
 }
 
-// TestListenersInside checks that listeners on the guest's own loopback are
+// TestListenersInside checks that a listener on the guest's own loopback is
 // reported as unreachable for clients.
 func TestListenersInside(t *testing.T) {
 	got := listeners([]guest.ListenAddr{{Network: "tcp", Addr: "127.0.0.1:80"}, {Network: "tcp", Addr: "[::1]:81"},

@@ -17,8 +17,8 @@ import (
 	"lull/internal/lib/thread"
 )
 
-// User ids for QEMU, one per instance, in a range that systems leave unassigned
-// (systemd reserves 1,879,048,192 to 2,147,483,647 as unused).
+// User IDs for QEMU, one per instance, from a range that systems leave unassigned
+// (systemd lists 1,879,048,192 to 2,147,483,647 as unused).
 const (
 	firstUser = 1_900_000_000
 	users     = 200_000_000
@@ -28,7 +28,7 @@ const (
 // Capabilities that the host needs to drop QEMU's privileges.
 const dropCaps = 1<<unix.CAP_CHOWN | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 
-// rights describe how this host can drop QEMU's privileges.
+// rights describes how this host can drop QEMU's privileges.
 type rights struct {
 	root  bool // running as user 0
 	own   bool // may run QEMU as its own user
@@ -60,7 +60,8 @@ func (m machineFiles) findRights(euid int) (r rights) {
 	return r
 }
 
-// mapped reports whether ids exist in this host's user namespace.
+// mapped reports whether count IDs from from exist in this host's user namespace,
+// according to the map in file.
 func (m machineFiles) mapped(file string, from, count uint64) bool {
 	b, err := os.ReadFile(filepath.Join(m.proc, "self", file))
 	if err != nil {
@@ -94,7 +95,8 @@ func (r rights) String() string {
 // Privileges describes the privileges with which QEMU runs on this machine.
 func Privileges() string { return liveFiles.findRights(os.Geteuid()).String() }
 
-// user returns the uid of an instance's QEMU, or false for the host's own user.
+// user returns the UID for an instance's QEMU, or false if QEMU runs as the host's
+// own user.
 func (r rights) user(id string) (int, bool) {
 	switch {
 	case !r.own:
@@ -107,7 +109,7 @@ func (r rights) user(id string) (int, bool) {
 	return firstUser + int(h.Sum32()%users), true
 }
 
-// give makes a file the property of an instance's QEMU.
+// give makes the user of an instance's QEMU the owner of a file.
 func (r rights) give(f *os.File, id string) error {
 	uid, ok := r.user(id)
 	if !ok {
@@ -116,12 +118,12 @@ func (r rights) give(f *os.File, id string) error {
 	return f.Chown(uid, uid)
 }
 
-// attributes returns the process attributes of an instance's QEMU, which outlives
-// the daemon.
+// attributes returns the process attributes for an instance's QEMU, which must
+// outlive the daemon.
 func (r rights) attributes(id string, accel Accel) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Setsid: true}
 	if r.apart {
-		a.Cloneflags = syscall.CLONE_NEWNET // frames go through an inherited socket
+		a.Cloneflags = syscall.CLONE_NEWNET // QEMU needs no network, because frames go through an inherited socket
 	}
 	uid, ok := r.user(id)
 	if !ok {
@@ -135,8 +137,8 @@ func (r rights) attributes(id string, accel Accel) *syscall.SysProcAttr {
 	return a
 }
 
-// start starts a program that can never gain privileges. What it inherits is set
-// on a dedicated thread.
+// start starts a program that can never gain privileges. It sets what the program
+// inherits on a dedicated thread.
 func (r rights) start(cmd *exec.Cmd) (err error) {
 	thread.Own(func() {
 		if err = r.strip(); err == nil {
@@ -157,7 +159,7 @@ func (r rights) strip() error {
 			return fmt.Errorf("cannot make a view of the files: %w", err)
 		}
 		err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE})
-		if err != nil && err != unix.ENOSYS { // before Linux 5.12 this fails
+		if err != nil && err != unix.ENOSYS { // not supported before Linux 5.12
 			return fmt.Errorf("cannot make the files read-only: %w", err)
 		}
 	}
@@ -169,7 +171,7 @@ func (r rights) strip() error {
 		case nil:
 		case unix.EINVAL: // this kernel has no such capability
 			return nil
-		case unix.EPERM: // root without the right to drop; it has few capabilities
+		case unix.EPERM: // a root user with few capabilities, which may not drop this one
 			return nil
 		default:
 			return fmt.Errorf("cannot give up capability %d: %w", c, err)
@@ -178,8 +180,8 @@ func (r rights) strip() error {
 	return nil
 }
 
-// Descriptor numbers with which QEMU is started. It opens no file of an instance
-// by name.
+// Numbers of the descriptors with which QEMU is started. QEMU opens no file of an
+// instance by name.
 const (
 	qmpFile = 3 + iota
 	ctlFile
@@ -187,9 +189,9 @@ const (
 	ramFile
 	kernelFile
 	initrdFile
-	rootFile // only with a root; a restoring QEMU gets empty files as kernel and initial root
-	// Next come the guest's layer, the socket of its workspace port and the
-	// descriptors of its vsock device, if it has them.
+	rootFile // present only with a root; a restoring QEMU gets empty files as kernel and initial root
+	// After these come, if the guest has them: its layer, the socket of its
+	// workspace port and the descriptors of its vsock device.
 )
 
 // open opens the files for a QEMU, in the order of their numbers.
@@ -271,8 +273,8 @@ func listen(path string) (*os.File, error) {
 	return f, errors.Join(err, ln.Close())
 }
 
-// readableKernel returns a kernel that other users can read. Some systems make
-// theirs unreadable; it is then copied once.
+// readableKernel returns the path of a kernel that every user can read. A kernel
+// that only root can read, as on some systems, is copied once.
 func (r *Runtime) readableKernel() (string, error) {
 	st, err := os.Stat(r.parts().kernel.Image)
 	if err != nil {
@@ -294,13 +296,14 @@ func (r *Runtime) readableKernel() (string, error) {
 	return name, nil
 }
 
-// kernelCopy returns the path of the kernel's copy.
+// kernelCopy returns the path at which readableKernel keeps a copy of the current
+// kernel.
 func (r *Runtime) kernelCopy() (string, error) {
 	sum, err := r.sum.of(r.parts().kernel.Image)
 	return filepath.Join(r.bootFiles(), sum+".kernel"), err
 }
 
-// copyFor copies a file, readable for every user, atomically.
+// copyFor copies the file from to name atomically, readable for every user.
 func copyFor(name, from string) error {
 	f, err := os.Open(from)
 	if err != nil {

@@ -24,9 +24,9 @@ func statusOf(t *testing.T, pid int) map[string]string {
 	return out
 }
 
-// TestPrivileges checks that a real QEMU has its own user, no capabilities and
-// no way to gain any, a system call filter, an empty network, and no file that
-// it could write except its guest's memory and log.
+// TestPrivileges checks a real QEMU: it has its own user, no capabilities and no
+// way to gain any, a system call filter, an empty network namespace, and can write
+// no files but its guest's memory and log.
 func TestPrivileges(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("rights", "guest", "serve", ":80")
@@ -59,7 +59,7 @@ func TestPrivileges(t *testing.T) {
 	for _, e := range ents {
 		to, err := os.Readlink(filepath.Join(fds, e.Name()))
 		if err != nil {
-			continue // it was closed in the meantime
+			continue // the descriptor has been closed meanwhile
 		}
 		flags, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, e.Name()))
 		if err != nil {
@@ -91,7 +91,8 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
-// TestRights checks what a host may do about QEMU's privileges, given its own.
+// TestRights checks which of QEMU's privileges a host can drop, depending on the
+// host's own.
 func TestRights(t *testing.T) {
 	const whole, small = "0 0 4294967295\n", "0 100000 65536\n"
 	for _, c := range []struct {

@@ -23,14 +23,14 @@ const (
 	kindGuest = "guest" // files of a guest; orphaned if no instance has them
 )
 
-// halfMade is the prefix of incomplete files.
+// halfMade is the prefix of the names of files that are still being made.
 const halfMade = "new-"
 
 // bootFiles returns the directory of initramfs and kernel files.
 func (r *Runtime) bootFiles() string { return filepath.Join(r.cfg.Dir, "boot") }
 
-// clearHalfMade removes incomplete files of an earlier daemon, whose builders
-// ended with it (tied).
+// clearHalfMade removes the incomplete files of an earlier daemon. The programs
+// that made them ended with that daemon (see tied).
 func (r *Runtime) clearHalfMade() error {
 	var errs []error
 	for _, dir := range []string{filepath.Join(r.cfg.Dir, "images"), r.bootFiles(), r.templates(), r.layers()} {
@@ -58,7 +58,7 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 		return nil, err
 	}
 	has := func(p string) bool { return used[p] }
-	guests := map[string]int{} // index in out, since a guest has files in two places
+	guests := map[string]int{} // index in out: a guest can have files in two places
 	add := func(dir, kind string, keep func(name string) bool) error {
 		ents, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -68,7 +68,7 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 			return fmt.Errorf("cannot list images: %w", err)
 		}
 		for _, e := range ents {
-			if strings.HasPrefix(e.Name(), halfMade) { // incomplete
+			if strings.HasPrefix(e.Name(), halfMade) { // still being made
 				continue
 			}
 			path := filepath.Join(dir, e.Name())
@@ -96,8 +96,9 @@ func (r *Runtime) Images(context.Context) (out []instance.Image, err error) {
 	return out, err
 }
 
-// usedAt returns when a file was last put to use. That is stored as its access
-// time, because saved guests identify a disk by its modification time.
+// usedAt returns when a file was last put to use: its access time, but at least
+// made. The modification time cannot be used, because saved guests identify a disk
+// by it.
 func usedAt(path string, made time.Time) time.Time {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil || st.Atim.Nano() < made.UnixNano() {
@@ -115,8 +116,8 @@ func touch(path string) error {
 	return nil
 }
 
-// usedFiles returns the paths of images used by running and saved guests, their
-// boot files, and the kernel copy the next guest would use.
+// usedFiles returns the paths of the images and boot files of running and saved
+// guests, and of the kernel's copy for the next guest.
 func (r *Runtime) usedFiles() (map[string]bool, error) {
 	ents, err := os.ReadDir(filepath.Join(r.cfg.Dir, "vm"))
 	if err != nil {
@@ -126,7 +127,7 @@ func (r *Runtime) usedFiles() (map[string]bool, error) {
 	for _, e := range ents {
 		rec, err := readRecord(r.dir(e.Name()))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err // unknown use
+			return nil, err // their use is unknown
 		}
 		used[rec.Root], used[rec.Initrd] = true, true
 	}

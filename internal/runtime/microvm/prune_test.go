@@ -16,9 +16,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestPruneKeepsWhatGuestsHave checks that the disk of an existing guest and
-// the memory shared by a clone are kept, and that everything else can be
-// removed.
+// TestPruneKeepsWhatGuestsHave checks that the disk of an existing guest and a
+// memory shared with a clone are kept, and that every other file can be removed.
 func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 	r := &Runtime{cfg: Config{Dir: t.TempDir()}, works: map[string]*Work{}}
 	put := func(parts ...string) string {
@@ -73,7 +72,7 @@ func TestPruneKeepsWhatGuestsHave(t *testing.T) {
 		t.Errorf("the guest without an owner: %v", err)
 	}
 	errtest.None(t, os.WriteFile(put("vm", "h", recordFile), []byte("{"), 0o600))
-	if _, err := r.Images(t.Context()); err == nil { // the images that it uses are unknown
+	if _, err := r.Images(t.Context()); err == nil { // the record of a guest is unreadable, so which images it uses is unknown
 		t.Error("a guest with a damaged record has no disk")
 	}
 }
@@ -108,11 +107,12 @@ func TestClearHalfMade(t *testing.T) {
 	}
 }
 
-// TestAppear checks that what cannot be made durable never gets its final name.
+// TestAppear checks that a file that cannot be made durable does not get its final
+// name.
 func TestAppear(t *testing.T) {
 	dir := t.TempDir()
 	tmp, path := filepath.Join(dir, "new-1"), filepath.Join(dir, "a.ext4")
-	if err := os.Symlink(os.DevNull, tmp); err != nil { // which cannot be synced
+	if err := os.Symlink(os.DevNull, tmp); err != nil { // /dev/null cannot be synced
 		t.Fatal(err)
 	}
 	if err := appear(tmp, path); err == nil {
@@ -129,8 +129,8 @@ func TestAppear(t *testing.T) {
 	}
 }
 
-// TestToolEndsWithTheDaemon checks that a tool that builds a disk ends if this
-// process is killed meanwhile.
+// TestToolEndsWithTheDaemon checks that a tool that builds a disk ends when this
+// process is killed.
 func TestToolEndsWithTheDaemon(t *testing.T) {
 	const where = "LULL_TEST_MAKES_A_DISK_IN"
 	if dir := os.Getenv(where); dir != "" {

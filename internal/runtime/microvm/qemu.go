@@ -33,20 +33,20 @@ type runRecord struct {
 	// Clone is set until the guest has been given its new identity (clone.go).
 	Template string `json:"template,omitempty"`
 	Clone    bool   `json:"clone,omitempty"`
-	// FilesPort reports whether the guest has a workspace port. Workspace is
-	// in the form of instance.ParseWorkspace. A clone that was not given the
-	// workspace has only the port.
+	// FilesPort reports whether the guest has a workspace port. Workspace is in the
+	// form of instance.ParseWorkspace. A clone without a workspace may still have
+	// the port, and then Workspace is empty.
 	FilesPort bool   `json:"files_port,omitempty"`
 	Workspace string `json:"workspace,omitempty"`
 	// CID is the context id of the guest's vsock device, 0 without one. It may
 	// differ for each QEMU of the run.
 	CID uint32 `json:"cid,omitempty"`
-	// AnyTimer lets an emulated guest run whose kernel rejected its timer.
+	// AnyTimer makes an emulated guest run even if its kernel rejects its timer.
 	AnyTimer bool `json:"any_timer,omitempty"`
 }
 
-// restored returns the record for a QEMU that restores its guest's memory and
-// therefore loads no kernel.
+// restored returns rec without a kernel, for a QEMU that restores its guest's
+// memory.
 func (rec runRecord) restored() runRecord {
 	rec.Initrd = ""
 	return rec
@@ -111,25 +111,27 @@ func commandLine(id string, rec runRecord, khz int) string {
 		words = append(words, "lull.upper=/dev/vdb")
 	}
 	if rec.Accel == TCG {
-		// An emulated CPU is not shared, and its memory layout is not hidden
-		// from the emulator anyway.
+		// Mitigations and address randomization protect nothing in emulation: the
+		// CPU is not shared, and the emulator sees the whole memory.
 		words = append(words, "nopti", "mitigations=off", "nokaslr",
-			// A host that is busy for ten ticks must not make the kernel distrust
-			// its timer.
+			// If the host is busy for ten ticks, the kernel would otherwise
+			// distrust its timer.
 			"no_timer_check",
-			// The emulator's TSC is as steady as the guest's other clocks, but a
-			// paused guest would see them disagree and abandon it permanently.
+			// The emulator's TSC is as steady as the guest's other clocks. After a
+			// pause the clocks would disagree, and the kernel would abandon the TSC
+			// permanently.
 			"tsc=reliable", "nowatchdog",
-			// For the guest agent, to which the kernel passes unknown parameters: a
-			// goroutine running for 10 ms is normal in emulation.
+			// The kernel passes unknown parameters to init, the guest agent, as
+			// environment variables. In emulation a goroutine often runs for 10 ms,
+			// so preempting it helps nobody.
 			"GODEBUG=asyncpreemptoff=1")
 		if !rec.AnyTimer {
 			words = append(words, "lull.timer=lapic")
 		}
 	}
 	if rec.Machine.Kind == "microvm" && khz > 0 {
-		// There is no other clock to calibrate against, and on a busy machine
-		// the kernel would wait indefinitely.
+		// Without this the kernel would calibrate the TSC against another clock,
+		// and on a busy machine wait indefinitely.
 		words = append(words, "tsc_early_khz="+strconv.Itoa(khz))
 	}
 	return strings.Join(words, " ")
@@ -165,9 +167,9 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	accel := string(rec.Accel)
 	if rec.Accel == TCG {
 		accel += ",tb-size=" + strconv.Itoa(translated>>20)
-		// Cheaper to emulate than "max", and boots faster. A timer that runs
-		// while the CPU sleeps lets the kernel go tickless and gives it finer
-		// timers.
+		// This CPU is cheaper to emulate than "max" and boots faster. With arat, a
+		// timer that also runs while the CPU sleeps, the kernel can go tickless and
+		// use finer timers.
 		cpu = "qemu64,arat=on"
 	}
 	if m.Kind == "microvm" {
@@ -216,9 +218,9 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	}
 	if rec.Layer {
 		// A write is durable once the guest has flushed it, and discarded blocks
-		// are returned to the host. If the host's disk is full the guest is
-		// stopped until there is space: an error would lose data it has already
-		// written (full.go).
+		// are returned to the host. If the host's disk is full, the guest is
+		// stopped until there is space, because an error would lose data that the
+		// guest considers written (full.go).
 		args = append(args, "-add-fd", "fd="+strconv.Itoa(layer)+",set=2",
 			"-drive", "if=none,id=layer,format=raw,cache=writeback,discard=unmap,auto-read-only=off,file=/dev/fdset/2",
 			"-device", "virtio-blk"+bus+",drive=layer,werror=enospc,rerror=report")
@@ -226,7 +228,8 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 	return args
 }
 
-// romless keeps QEMU from loading a boot ROM that is not installed.
+// romless returns the property that keeps QEMU from loading a boot ROM, which may
+// not be installed.
 func romless(bus string) string {
 	if bus == "-pci" {
 		return ",romfile="
@@ -234,8 +237,8 @@ func romless(bus string) string {
 	return ""
 }
 
-// qemuName returns the name by which an instance's QEMU is found. Commas, which
-// separate QEMU's options, are doubled.
+// qemuName returns the name in the command line of an instance's QEMU by which
+// findQEMU finds it. Commas, which separate QEMU's options, are doubled.
 func qemuName(dir string) string { return "lull in " + strings.ReplaceAll(dir, ",", ",,") }
 
 // spawn starts QEMU unprivileged in its own session, so that it outlives the
@@ -254,7 +257,7 @@ func (r *Runtime) spawn(id string, rec runRecord, vsock *os.File) (*exec.Cmd, er
 		return nil, fmt.Errorf("cannot open QEMU's error log: %w", err)
 	}
 	defer errs.Close()
-	// It is not part of the machine that a saved guest depends on.
+	// A saved guest does not depend on this monitor.
 	monitor, err := listen(filepath.Join(r.dir(id), goSocket))
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen for QEMU: %w", err)
@@ -272,7 +275,7 @@ func (r *Runtime) spawn(id string, rec runRecord, vsock *os.File) (*exec.Cmd, er
 	return cmd, nil
 }
 
-// complaint returns what QEMU printed, for use in an error.
+// complaint returns what an instance's QEMU printed, for use in an error.
 func (r *Runtime) complaint(id string) string {
 	b, err := os.ReadFile(filepath.Join(r.dir(id), errorsFile))
 	if err != nil {
@@ -290,7 +293,7 @@ type process struct {
 	start uint64
 }
 
-// alive reports whether p is still the same process.
+// alive reports whether the process still runs.
 func (p process) alive() bool {
 	s, state, err := startTime(p.pid)
 	return err == nil && s == p.start && state != 'Z'
@@ -355,8 +358,9 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// findQEMU returns the QEMUs of an instance's directory. It matches command
-// lines, so it also finds one whose daemon died before recording the pid.
+// findQEMU returns the QEMU processes of an instance's directory. It searches
+// command lines, so it also finds a QEMU whose daemon died before recording the
+// PID.
 func findQEMU(dir string) (out []process, err error) {
 	mark := []byte("\x00" + qemuName(dir) + "\x00")
 	ents, err := os.ReadDir("/proc")

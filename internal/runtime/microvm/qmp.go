@@ -61,15 +61,15 @@ type qmpError struct {
 
 func (e *qmpError) Error() string { return "QEMU refused: " + e.Desc }
 
-// dialMonitor connects and leaves negotiation mode. It waits for the socket to
-// appear until ctx ends or gone is closed.
+// dialMonitor connects to a QEMU's monitor and negotiates. It waits until the
+// socket appears, ctx ends or gone is closed.
 func dialMonitor(ctx context.Context, path string, gone <-chan struct{}, events func(string, json.RawMessage)) (*monitor, error) {
 	c, err := dialSocket(ctx, path, gone)
 	if err != nil {
 		return nil, err
 	}
 	m := &monitor{c: c, events: events, wait: map[int]chan qmpAnswer{}, over: make(chan struct{})}
-	go m.read() // ends with the connection; awaited by close
+	go m.read() // returns when the connection is closed; close waits for it
 	if err := m.do(ctx, "qmp_capabilities", nil, nil); err != nil {
 		m.close()
 		return nil, err
@@ -77,7 +77,7 @@ func dialMonitor(ctx context.Context, path string, gone <-chan struct{}, events 
 	return m, nil
 }
 
-// dialSocket connects to a socket that QEMU is about to listen on.
+// dialSocket connects to a socket at which QEMU may not listen yet.
 func dialSocket(ctx context.Context, path string, gone <-chan struct{}) (*net.UnixConn, error) {
 	var d net.Dialer
 	for {
@@ -154,7 +154,7 @@ func (m *monitor) do(ctx context.Context, command string, args, result any) erro
 	return m.doWith(ctx, command, args, result, nil)
 }
 
-// doWith is do with an open file passed along.
+// doWith is like do, and passes an open file to QEMU.
 func (m *monitor) doWith(ctx context.Context, command string, args, result any, file *os.File) error {
 	return m.begin(command, args, file)(ctx, result)
 }
@@ -227,7 +227,7 @@ func (m *monitor) ended() bool {
 	return m.err != nil
 }
 
-// version returns QEMU's version. It is known once a command was answered.
+// version returns QEMU's version, or "" until a command has been answered.
 func (m *monitor) version() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -258,10 +258,10 @@ func (m *monitor) status(ctx context.Context) (string, error) {
 	return s.Status, err
 }
 
-// console returns the kernel output since the last call, as far as it is still
-// in the ring.
+// console returns the kernel output since the last call, except what the ring has
+// already overwritten.
 func (m *monitor) console(ctx context.Context) []byte {
-	var b []byte // QEMU's plain text format would end at the first NUL
+	var b []byte // base64, because QEMU's plain text format would end at the first NUL
 	if m.do(ctx, "ringbuf-read", map[string]any{"device": "con", "size": consoleSize, "format": "base64"}, &b) != nil {
 		return nil
 	}

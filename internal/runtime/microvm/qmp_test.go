@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestMonitorEndsWhileDialed checks that a QEMU which ends while it is being
-// connected to is recognized, whether the end is noticed by a read or a write.
+// TestMonitorEndsWhileDialed checks that dialing reports that QEMU has ended
+// meanwhile, whether a read or a write notices it.
 func TestMonitorEndsWhileDialed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "qmp")
 	l, err := net.Listen("unix", path)

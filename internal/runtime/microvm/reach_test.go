@@ -40,8 +40,7 @@ func greeter(t *testing.T) uint16 {
 	return netip.MustParseAddrPort(ln.Addr().String()).Port()
 }
 
-// own returns an address of this machine that is not loopback; invalid if there
-// is none.
+// own returns an address of this machine other than loopback, or the zero Addr.
 func own(t *testing.T) (a netip.Addr) {
 	t.Helper()
 	all, err := net.InterfaceAddrs()
@@ -54,9 +53,10 @@ func own(t *testing.T) (a netip.Addr) {
 	return a
 }
 
-// TestReach runs three guests, one in each network mode. None reaches another
-// one. This machine's loopback and its own address are reached only where that
-// was requested. The user of one guest's QEMU can open nothing of another's.
+// TestReach runs three guests, one in each network mode. It checks that none
+// reaches another, that a guest reaches this machine's loopback and addresses only
+// in mode Full, and that the user of one guest's QEMU can open nothing of
+// another's.
 func TestReach(t *testing.T) {
 	b := newBench(t, nil)
 	modes := []instance.Net{instance.NetNone, instance.NetOutbound, instance.NetFull}
@@ -100,7 +100,7 @@ func TestReach(t *testing.T) {
 		}
 	}
 
-	// From outside the guests: an attacker that has taken over one QEMU.
+	// Try as an attacker who has taken over one QEMU.
 	uid, ok := b.rights.user(string(modes[0]))
 	if !ok {
 		t.Log("QEMU has the user of its host here")

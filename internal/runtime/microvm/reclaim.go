@@ -22,8 +22,8 @@ func (w *Work) Reclaim(ctx context.Context) (freed int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if w.rec.Template == "" { // a clone's changes are in no file
-		// Dirty pages cannot be dropped.
+	if w.rec.Template == "" { // a clone has no file for the memory it has changed
+		// The kernel cannot page out dirty pages of a file.
 		if _, err := syncMemory(w.path(memoryFile)); err != nil {
 			return 0, fmt.Errorf("cannot write the guest's memory to its file: %w", err)
 		}
@@ -48,8 +48,8 @@ func resident(pid int) (int64, error) {
 	return rss * int64(os.Getpagesize()), nil
 }
 
-// pageOut asks the kernel to page out a whole process. It is advice: ranges
-// that cannot be paged out remain. It is an error only if none can.
+// pageOut asks the kernel to page out the memory of a process. It returns an error
+// only if no range can be paged out.
 func pageOut(p process) error {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"lull/internal/core/instance"
 )
 
-// A guest claims disk space late, because its memory and its own disk are
-// sparse files. An operation therefore reserves all the space it may need
-// before it begins, while refusing is still harmless.
+// A guest claims disk space late, because its memory and its own disk are sparse
+// files. An operation therefore reserves all the space it may need before it
+// begins, when a refusal does no harm yet.
 
 const (
 	// layerMountSpace is the space a layer's file system needs for its first mount,
@@ -29,7 +29,7 @@ const (
 // writes is the space an operation may need below a path.
 type writes struct {
 	what  string
-	path  string // path, or its nearest existing parent, is on the file system
+	path  string // if it does not exist, its nearest existing parent is used
 	bytes int64
 }
 
@@ -41,10 +41,11 @@ type reserved struct {
 	bytes map[uint64]int64
 }
 
-// take reserves space until free is called at the end of the operation. It
-// returns an *instance.NoRoomError if a file system has less space than all its
-// needs add up to. Until then, space that an operation has already used counts
-// twice, so a second one may be refused too early but never too late.
+// take reserves space; the caller must call free at the end of the operation. take
+// returns an *instance.NoRoomError if a file system has less free space than all
+// reservations together. Space that an operation has already used counts twice
+// until free, so another operation may be refused needlessly, but none begins
+// without enough space.
 func (r *reserved) take(needs ...writes) (free func(), err error) {
 	type group struct {
 		path  string
@@ -142,7 +143,7 @@ func fileSize(path string) (int64, error) {
 }
 
 // memoryNeed returns the space that a guest's memory may still claim. A clone's
-// memory is not in a file.
+// memory is not in a file, so it needs none.
 func (r *Runtime) memoryNeed(id string, rec runRecord) (writes, error) {
 	n := writes{what: "its memory", path: r.dir(id)}
 	if rec.Template != "" {
@@ -178,7 +179,7 @@ func (w *Work) reserveToSave() (free func(), err error) {
 func (w *Work) reserveToRestore(man *manifest) (free func(), err error) {
 	rec := w.rec
 	if man.Full {
-		rec.Template = "" // from now on its memory is in its own file
+		rec.Template = "" // once restored, its memory is in its own file
 	}
 	n, err := w.r.memoryNeed(w.id, rec)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestNoRoom checks that a QEMU killed by a full disk names the disk, and that
-// other ends do not mention disks.
+// TestNoRoom checks that the exit of a QEMU killed by a full disk says so, and that
+// other exits do not mention disks.
 func TestNoRoom(t *testing.T) {
 	dir := t.TempDir()
 	for sig, want := range map[syscall.Signal]string{
@@ -45,8 +45,8 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// TestShortage checks that a state that QEMU rejects for lack of resources is
-// kept, and that an unreadable one is not.
+// TestShortage checks that a saved state is kept if QEMU rejects it for lack of
+// resources, and not if QEMU cannot read it.
 func TestShortage(t *testing.T) {
 	for said, short := range map[string]bool{
 		"qemu-system-x86_64: cannot set up guest memory 'ram': Cannot allocate memory": true,
@@ -84,9 +84,9 @@ func TestEndedWhileRestored(t *testing.T) {
 	}
 }
 
-// TestFullDisk checks that a start, a save, a restore and a clone without
-// enough space are refused before anything is written, with what is missing and
-// where, and succeed once there is space.
+// TestFullDisk checks that a start, a save, a restore and a clone are refused
+// before anything is written if space is missing, with how much and where, and
+// succeed once there is space.
 func TestFullDisk(t *testing.T) {
 	var dir string
 	size := func(bytes int64) error {
@@ -162,9 +162,9 @@ func TestFullDisk(t *testing.T) {
 	talk(t, c, "after")
 }
 
-// TestWakeWithoutMemory checks that a saved guest stays on disk, with that
-// reason, if this machine has no memory for its QEMU, and is restored once it
-// has.
+// TestWakeWithoutMemory checks that a saved guest stays on disk, with the reason,
+// while this machine lacks memory for its QEMU, and is restored once there is
+// enough.
 func TestWakeWithoutMemory(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("short", "guest", "serve", ":80")
@@ -174,11 +174,11 @@ func TestWakeWithoutMemory(t *testing.T) {
 	talk(t, c, "before")
 	errtest.None(t, w.Freeze(t.Context()))
 	errtest.Get(w.Hibernate(t.Context()))(t)
-	dir, err := os.MkdirTemp("", "qemu") // where QEMU's own user has access
+	dir, err := os.MkdirTemp("", "qemu") // a directory that QEMU's own user may enter
 	errtest.None(t, err)
 	defer os.RemoveAll(dir)
 	short := filepath.Join(dir, "qemu")
-	script := fmt.Sprintf("#!/bin/sh\nulimit -v %d\nexec %s \"$@\"\n", 200<<10, b.parts().qemu) // KiB; it needs twice as much
+	script := fmt.Sprintf("#!/bin/sh\nulimit -v %d\nexec %s \"$@\"\n", 200<<10, b.parts().qemu) // in KiB; QEMU needs twice as much
 	errtest.None(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(short, []byte(script), 0o755)))
 	enough := b.parts().qemu
 	b.parts().qemu = short
@@ -193,9 +193,8 @@ func TestWakeWithoutMemory(t *testing.T) {
 	talk(t, c, "after")
 }
 
-// TestRoomIsReserved checks that, of operations that begin together, only those
-// begin for which there is space besides the others, and that the space is
-// released when they end.
+// TestRoomIsReserved checks that concurrent operations begin only if there is space
+// for all of them, and that the space is released when they end.
 func TestRoomIsReserved(t *testing.T) {
 	dir := t.TempDir()
 	free, err := freeBytes(dir)
@@ -228,7 +227,7 @@ func TestRoomIsReserved(t *testing.T) {
 			t.Fatalf("%d operations that need 60 %% of the room have begun together, %d were refused", len(begun), refused)
 		}
 		begun[0]()
-		begun[0]() // gives nothing back twice
+		begun[0]() // a second call must not release the space again
 	}
 	half := writes{"its memory", dir, free / 10 * 4}
 	a, err := r.take(half)

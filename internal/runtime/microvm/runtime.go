@@ -130,13 +130,13 @@ type Config struct {
 	// returns none.
 	FindKernel func() (string, error)
 	QEMU       string     // default qemu-system-x86_64 in PATH
-	Accel      Accel      // default: chosen by rule, or as remembered
+	Accel      Accel      // default: chosen by choose, or TCG if KVM has failed here before
 	Channel    Channel    // default: auto
 	Images     *oci.Store // store for unpacked images; nil accepts only directories and ext4 images
 	Layer      int64      // size in bytes of the writable layer, fixed at the first start; 0 keeps changes in memory until the guest stops
 	Log        *slog.Logger
-	// WhenGone arranges that a guest is continued, through the monitor at
-	// socket, when this daemon has ended. An empty socket cancels that. If nil,
+	// WhenGone arranges that a guest is continued through the monitor at socket
+	// when this daemon has ended. An empty socket cancels that. If WhenGone is nil,
 	// guests stay paused.
 	WhenGone func(ctx context.Context, id, socket string) error
 
@@ -146,14 +146,14 @@ type Config struct {
 	// OnExit is called once when a run is over. It must not block.
 	OnExit func(id string, run uint64, e instance.Exit)
 	// OnMessage handles a message that a program in the guest sends over
-	// LULL_SOCKET; its error is the reply. busy reports that some program is
-	// working, waiting that none is anymore; either may repeat. It may block
-	// until ctx ends. If nil, all messages are rejected.
+	// LULL_SOCKET; its error is the reply. busy means that a program is working,
+	// waiting that none is anymore; either may be repeated. OnMessage may block
+	// until ctx ends. If it is nil, all messages are rejected.
 	OnMessage func(ctx context.Context, id string, m guest.Message) error
 
 	BootLimit time.Duration // until a booting guest answers, default 90 s; three times as long without KVM
 	CallLimit time.Duration // until a waking guest has set its clock, default 30 s
-	LookLimit time.Duration // for a health call, default 2 s; no answer makes the signal unknown
+	LookLimit time.Duration // for a health call, default 2 s; without an answer the readings are unknown
 
 	StoppedLimit time.Duration // until a QEMU stopped by a signal is continued, default 5 s
 	MuteLimit    time.Duration // until a silent QEMU is killed, default 2 min
@@ -173,10 +173,10 @@ type Runtime struct {
 	boot    string
 	found   atomic.Pointer[parts]
 	sum     kernelSum
-	// roots is held for reading while a root image and boot files are put to
-	// use.
+	// roots is held for reading while a guest takes a root image and boot files
+	// into use, and for writing while they are removed.
 	roots sync.RWMutex
-	// without is the reason why guests no longer get a vsock device.
+	// without is set once guests no longer get a vsock device, and is the reason.
 	without atomic.Pointer[string]
 	// cloning is held while templates are created, used or removed.
 	cloning sync.Mutex
@@ -203,10 +203,10 @@ var (
 // maxSocket is the maximum length of a unix socket path.
 const maxSocket = 107
 
-// New checks the configuration. Its error names every invalid setting. Without
-// QEMU, a kernel or the guest agent no guest can start, but running ones are
-// adopted and stopped; Missing lists these prerequisites. New starts nothing. It
-// removes leftovers of a crash, so the directory must not be in use.
+// New checks the configuration; its error names every invalid setting. Without
+// QEMU, a kernel or the guest agent no guest can start, but running ones can be
+// adopted and stopped. Missing lists these prerequisites. New starts nothing. It
+// removes leftovers of a crash, so no other process may be using the directory.
 func New(cfg Config) (*Runtime, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -274,8 +274,8 @@ type parts struct {
 	lacks  error // lists missing prerequisites
 }
 
-// parts returns the prerequisites. Missing ones are searched for at each call,
-// so that one that is installed later is used without a restart.
+// parts returns the prerequisites. It searches for missing ones at each call, so
+// that one that is installed later is used without a restart.
 func (r *Runtime) parts() *parts {
 	p := r.found.Load()
 	if p == nil || p.lacks != nil {
@@ -311,8 +311,8 @@ func (r *Runtime) findParts() *parts {
 	return p
 }
 
-// Missing returns an error that lists missing prerequisites for starting or
-// restoring guests, nil if there are none.
+// Missing returns an error that lists the missing prerequisites for starting and
+// restoring guests, or nil.
 func (r *Runtime) Missing() error { return r.parts().lacks }
 
 // Accelerator returns the accelerator used for guests, and why.
@@ -380,8 +380,8 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	return asWorkload(w, err)
 }
 
-// startWithoutKVM finds out whether KVM kept a guest from booting. If the guest
-// does not boot without KVM either, KVM is not the cause.
+// startWithoutKVM starts a guest without KVM after it did not boot with KVM. If the
+// guest boots now, KVM is recorded as broken.
 func (r *Runtime) startWithoutKVM(ctx context.Context, l instance.Launch, m Machine, cause error) (*Work, error) {
 	r.log.Warn("a guest does not boot with KVM; trying software emulation", "instance", l.ID, "err", cause)
 	w, err := r.startOn(ctx, l, m, TCG, false)
@@ -513,8 +513,8 @@ func (r *Runtime) clear(ctx context.Context, id string) error {
 	return nil
 }
 
-// End implements instance.Ender. A QEMU that does not answer is identified by its
-// command line.
+// End implements instance.Ender. It finds QEMU by its command line, so it also ends
+// one that does not answer.
 func (r *Runtime) End(ctx context.Context, id string) error {
 	if err := checkID(id); err != nil {
 		return err
@@ -536,7 +536,7 @@ func (r *Runtime) Forget(ctx context.Context, id string) error {
 	return r.forget(ctx, id)
 }
 
-// forget does what clear does and also removes what outlasts runs.
+// forget is clear, and also removes the files that outlast runs.
 func (r *Runtime) forget(ctx context.Context, id string) error {
 	if err := r.clear(ctx, id); err != nil {
 		return err
@@ -572,8 +572,8 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	if man != nil {
 		return asWorkload(r.adoptSaved(ctx, id, rec, pids))
 	}
-	// The pid is not compared: a wake from hibernation changes it. A QEMU
-	// belongs to the directory with the run's record.
+	// The PID is not compared, because a wake from hibernation changes it. A QEMU
+	// belongs to the directory that has the run's record.
 	if len(pids) == 0 {
 		return nil, errors.Join(gone, r.clear(ctx, id))
 	}
@@ -597,8 +597,8 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	return w, nil
 }
 
-// adoptSaved adopts a hibernated guest. If a QEMU exists it was saving or
-// restoring the guest; only the files count.
+// adoptSaved adopts a hibernated guest. A QEMU that exists was saving or restoring
+// the guest and is killed, because only the files count.
 func (r *Runtime) adoptSaved(ctx context.Context, id string, rec runRecord, pids []process) (*Work, error) {
 	for _, p := range pids {
 		if err := p.kill(ctx); err != nil {
@@ -621,7 +621,7 @@ func (r *Runtime) adoptSaved(ctx context.Context, id string, rec runRecord, pids
 	return w, nil
 }
 
-// Close releases every guest, which keep running, and frees all resources.
+// Close releases every guest and frees all resources. The guests continue to run.
 func (r *Runtime) Close() error {
 	r.mu.Lock()
 	r.closed = true

@@ -35,7 +35,7 @@ func (w *Work) setClock(ctx context.Context) error {
 			break
 		}
 		var refused *guest.Error
-		if errors.As(err, &refused) || ctx.Err() != nil || !w.pause() { // otherwise the channel was cut and is being reconnected
+		if errors.As(err, &refused) || ctx.Err() != nil || !w.pause() { // otherwise the channel was cut, and the call is repeated when it is connected again
 			return fmt.Errorf("cannot set the guest's clock: %w", err)
 		}
 	}
@@ -53,10 +53,10 @@ func (w *Work) setClock(ctx context.Context) error {
 	return nil
 }
 
-// tuneClock corrects the clock of a guest that was told the time late. After a
-// restore in software emulation, or on a busy machine, delivery can take up to
-// a second, and the guest's clock is then behind by as much. off is the
-// measured clock error and way the round trip of the measurement.
+// tuneClock corrects the clock of a guest that received the time late. After a
+// restore in software emulation, or on a busy machine, delivery can take up to a
+// second, and the guest's clock is behind by as much. off is the measured clock
+// error, and way the round trip time of the measurement.
 func (w *Work) tuneClock(off, way time.Duration) {
 	if !w.clockLate.Load() {
 		return
@@ -69,8 +69,8 @@ func (w *Work) tuneClock(off, way time.Duration) {
 	w.r.log.Debug("clock set again", "instance", w.id, "off", off, "seen_over", way, "err", err)
 }
 
-// probe probes the guest and keeps the answer. It returns the guest's clock error
-// and the round trip over which it was measured, if known.
+// probe probes the guest and stores the answer. If known, it returns the guest's
+// clock error and the round trip time of the measurement.
 func (w *Work) probe(ctx context.Context) (off, way time.Duration, known bool) {
 	var a guest.HealthAnswer
 	began := time.Now()
@@ -92,7 +92,7 @@ func (w *Work) probe(ctx context.Context) (off, way time.Duration, known bool) {
 }
 
 // Sample implements instance.Workload. For a frozen guest it returns the readings
-// taken right before the freeze.
+// from just before the freeze.
 func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 	if !w.isFrozen() {
 		if off, way, known := w.probe(w.ctx); known {
@@ -138,9 +138,9 @@ func conn(o vnet.Open, waiting []guest.WaitingConn) instance.Conn {
 	return c
 }
 
-// Listeners implements instance.Workload. A listener bound to the guest's own
-// address is reported as bound to every address, because that address means
-// nothing outside.
+// Listeners implements instance.Workload. A listener on the guest's own address is
+// reported as listening on every address, because the guest's address has no
+// meaning outside.
 func (w *Work) Listeners() ([]instance.Listener, error) {
 	if !w.isFrozen() {
 		w.probe(w.ctx)

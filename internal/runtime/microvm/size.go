@@ -2,8 +2,8 @@ package microvm
 
 import "lull/internal/core/instance"
 
-// Measured memory of QEMU in addition to the guest's: its text and heap and, in
-// software emulation, the translated code, which is discarded at its limit.
+// Memory that QEMU uses in addition to the guest's, as measured: its code and heap
+// and, in software emulation, the cache of translated code, which has a limit.
 const (
 	overheadKVM = 32 << 20
 	overheadTCG = overheadKVM + translated + 32<<20
@@ -13,7 +13,7 @@ const (
 // Size implements instance.Sizer.
 func (r *Runtime) Size(s *instance.Spec) (memory int64, slow bool) {
 	m, err := (Machine{}).with(s.Image, s.Memory, s.CPUs, s.Net)
-	if err != nil { // it does not start either
+	if err != nil { // such an instance cannot start either
 		return 0, true
 	}
 	if a, _ := r.accel(); a == KVM {

@@ -14,7 +14,7 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// answering is a monitor whose QEMU obeys every command.
+// answering returns a monitor of a fake QEMU that accepts every command.
 func answering(t *testing.T) *monitor {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qmp")
@@ -52,13 +52,13 @@ func answering(t *testing.T) *monitor {
 	return m
 }
 
-// TestHeldWithoutAnswer checks that a guest that does not answer is frozen
-// nevertheless, even if the probe took all available time.
+// TestHeldWithoutAnswer checks that a guest is frozen even if it does not answer
+// and the probe takes all of the available time.
 func TestHeldWithoutAnswer(t *testing.T) {
 	w := (&Runtime{cfg: Config{Dir: t.TempDir(), LookLimit: 50 * time.Millisecond}, log: slog.New(slog.DiscardHandler)}).newWork("x")
 	defer w.cancel()
 	near, far := ends(t)
-	go func() { // reads the requests, and does not answer
+	go func() { // reads requests without answering
 		b := make([]byte, 4096)
 		for {
 			if _, err := far.Read(b); err != nil {

@@ -21,11 +21,11 @@ import (
 	"lull/internal/runtime/microvm/vnet"
 )
 
-// A guest with a vsock device is called over vsock. Its serial port is used
-// until vsock is connected and whenever that connection is cut. Booting and
-// waking guests send their first message there and get instructions to connect.
-// A restarted daemon, or a restored guest without its connections, can
-// therefore always reconnect, and the host listens only while a guest connects.
+// A guest with a vsock device is called over vsock, and over its serial port while
+// vsock is not connected. A booting or waking guest sends its first message over
+// the serial port, and is then told to connect over vsock. A restarted daemon or a
+// restored guest can therefore always reconnect, and the host listens only while a
+// guest connects.
 
 // Channel is the transport on which the host calls guest agents.
 type Channel string
@@ -34,10 +34,11 @@ type Channel string
 const (
 	ChannelAuto   Channel = "auto"   // vsock if available, for guests with unrestricted network
 	ChannelSerial Channel = "serial" // serial port only
-	ChannelVsock  Channel = "vsock"  // vsock for every guest; guests do not start without it
+	ChannelVsock  Channel = "vsock"  // vsock for every guest; without it, guests do not start
 )
 
-// check returns why a channel cannot be used. no returns why vsock cannot.
+// check returns why the channel cannot be used, or nil. no must return why vsock
+// cannot be used, or nil.
 func (c Channel) check(no func() error) error {
 	switch c {
 	case ChannelAuto, ChannelSerial:
@@ -56,7 +57,7 @@ func (r *Runtime) noVsock() error {
 	return r.files.noVsock(r.listens)
 }
 
-// noVsock returns why this machine has no vsock for guests.
+// noVsock returns why this machine offers guests no vsock, or nil.
 func (m machineFiles) noVsock(listens func() error) error {
 	f, err := os.OpenFile(m.vhost(), os.O_RDWR, 0)
 	if err != nil {
@@ -67,7 +68,7 @@ func (m machineFiles) noVsock(listens func() error) error {
 
 func (m machineFiles) vhost() string { return filepath.Join(m.dev, "vhost-vsock") }
 
-// listens returns why this process cannot listen for guests.
+// listens returns why this process cannot listen for guests, or nil.
 func listens() error {
 	l, err := vsock.Listen(vsock.Host)
 	if err != nil {
@@ -115,9 +116,9 @@ func vsockFailed(err error) bool {
 	return errors.Is(err, errVsock) || errors.Is(err, errNoBoot) && strings.Contains(err.Error(), "vhost-vsock")
 }
 
-// doWithoutVsock reports whether a failed start should be retried without a
-// vsock device. All later starts then do without one too: an optional feature
-// must not keep guests from starting.
+// doWithoutVsock reports whether a failed start should be retried without a vsock
+// device. Later starts then go without one too, because an optional feature must
+// not keep guests from starting.
 func (r *Runtime) doWithoutVsock(err error) bool {
 	if r.cfg.Channel != ChannelAuto || !vsockFailed(err) {
 		return false
@@ -130,7 +131,7 @@ func (r *Runtime) doWithoutVsock(err error) bool {
 	return true
 }
 
-// newCID returns a random context id; other programs count up from 3.
+// newCID returns a random context ID. Other programs usually count up from 3.
 func newCID() uint32 {
 	const first, last = 1 << 16, 1<<32 - 2
 	var b [8]byte
@@ -138,7 +139,7 @@ func newCID() uint32 {
 	return uint32(first + binary.NativeEndian.Uint64(b[:])%(last-first+1))
 }
 
-// checkVsock returns why a saved guest cannot get its vsock device again.
+// checkVsock returns why a saved guest cannot get a vsock device again, or nil.
 func (w *Work) checkVsock(man *manifest) error {
 	if !man.Vsock {
 		return nil
@@ -153,12 +154,12 @@ func (w *Work) checkVsock(man *manifest) error {
 	return nil
 }
 
-// errVsock marks a vsock device that could not be created.
+// errVsock means that a vsock device could not be created.
 var errVsock = errors.New("cannot make a vsock device")
 
-// openVsock opens the vsock device for a guest's QEMU, or returns nil for a guest
-// without one. If its context id is taken it gets another, which the guest learns
-// when it boots or is restored.
+// openVsock opens the vsock device for a guest's QEMU. It returns nil for a guest
+// without one. If the context ID in rec is taken, it is changed; the guest sees the
+// new one when it boots or is restored.
 func (w *Work) openVsock(rec *runRecord) (*os.File, error) {
 	if rec.CID == 0 {
 		return nil, nil
@@ -174,8 +175,8 @@ func (w *Work) openVsock(rec *runRecord) (*os.File, error) {
 	return f, nil
 }
 
-// openVsock opens a vsock device and registers cid or, if that is taken, another
-// one. The registration lasts as long as the device is open.
+// openVsock opens a vsock device and registers cid, or another context ID if that
+// is taken. The registration ends when the device is closed.
 func (m machineFiles) openVsock(cid uint32, set func(fd int, cid uint32) error) (*os.File, uint32, error) {
 	fd, err := unix.Open(m.vhost(), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -205,7 +206,7 @@ func setCID(fd int, cid uint32) error {
 	return nil
 }
 
-// vsockPeer is the guest agent on vsock.
+// vsockPeer is a vsock connection to the guest agent.
 type vsockPeer struct {
 	*guest.Peer
 	c       *os.File
@@ -222,7 +223,7 @@ func (w *Work) trust(v *vsockPeer) {
 	}
 }
 
-// doubt switches calls to the serial port until v answers.
+// doubt switches calls to the serial port until v has answered again.
 func (w *Work) doubt(v *vsockPeer) {
 	w.mu.Lock()
 	if w.fast == v {
@@ -235,8 +236,8 @@ func (w *Work) doubt(v *vsockPeer) {
 	}
 }
 
-// clear checks a doubted v. If v was only slow, it is used again and pending
-// calls get their answers. If it stays silent, it is closed.
+// clear checks a doubted v. If v was only slow, it is used again, and pending calls
+// still get their answers. If v stays silent, it is closed.
 func (w *Work) clear(ctx context.Context, v *vsockPeer) {
 	for {
 		select {
@@ -248,7 +249,7 @@ func (w *Work) clear(ctx context.Context, v *vsockPeer) {
 			w.trust(v)
 			continue
 		}
-		_ = v.c.SetDeadline(time.Unix(1, 0)) // the reader closes it
+		_ = v.c.SetDeadline(time.Unix(1, 0)) // makes the reader fail, which closes v
 		return
 	}
 }
@@ -272,10 +273,10 @@ func (w *Work) speakVsock(c *os.File) error {
 	return err
 }
 
-// Delays of a move to vsock.
+// Delays before the control channel is moved to vsock.
 const (
-	moveFirst = time.Second // after a wake or adoption: clients come first
-	moveAgain = time.Minute // maximum between attempts; a connection that lasted this long resets the delay
+	moveFirst = time.Second // after a wake or adoption, because clients come first
+	moveAgain = time.Minute // maximum between attempts; a connection that lasts this long resets the delay
 )
 
 // moveToVsock schedules the move of a guest's control channel to vsock.
@@ -285,7 +286,7 @@ func (w *Work) moveToVsock() {
 	}
 }
 
-// carryVsock moves the control channel to vsock whenever it is elsewhere.
+// carryVsock moves the control channel to vsock whenever it is not there.
 func (w *Work) carryVsock() {
 	select { // a waking guest has other messages to send first
 	case <-w.firstAnswer:

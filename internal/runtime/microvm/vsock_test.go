@@ -20,7 +20,7 @@ import (
 	"lull/internal/runtime/microvm/vnet"
 )
 
-// withVsock is a machine that supports, or seems to support, vsock for guests.
+// withVsock returns files of a machine that seem to support vsock for guests.
 func withVsock(t *testing.T) machineFiles {
 	t.Helper()
 	m := fakeFiles(t, "", "x")
@@ -86,8 +86,8 @@ func TestChannels(t *testing.T) {
 	}
 }
 
-// TestWithoutVsock checks that an error of QEMU's vsock device disables the
-// device, once, and that other errors do not.
+// TestWithoutVsock checks that after an error of QEMU's vsock device one start is
+// retried and guests get no such device, and that other errors change nothing.
 func TestWithoutVsock(t *testing.T) {
 	for _, c := range []struct {
 		channel Channel
@@ -149,7 +149,7 @@ func TestVsockArguments(t *testing.T) {
 	}
 }
 
-// TestContextID checks that a context ID that is taken is changed, also in the
+// TestContextID checks that a context ID that is taken is replaced, also in the
 // record, before QEMU gets it.
 func TestContextID(t *testing.T) {
 	dir := t.TempDir()
@@ -183,8 +183,9 @@ func TestContextID(t *testing.T) {
 	}
 }
 
-// TestVsockSnapshot checks that a guest saved with a vsock device is refused
-// with that reason where it cannot have one, and that one saved without is not.
+// TestVsockSnapshot checks that a guest saved with a vsock device is refused where
+// it cannot have one, with that reason, and that a guest saved without one is
+// restored.
 func TestVsockSnapshot(t *testing.T) {
 	with, without := manifest{QEMU: "7", Vsock: true}, manifest{QEMU: "7"}
 	for _, c := range []struct {
@@ -220,8 +221,8 @@ func TestVsockSnapshot(t *testing.T) {
 	}
 }
 
-// TestVsockKernel checks which modules of a kernel are used for vsock, and
-// where they go.
+// TestVsockKernel checks that a kernel supports vsock only with all modules, each a
+// file or built in, and that only a guest with a vsock device gets the files.
 func TestVsockKernel(t *testing.T) {
 	dir := t.TempDir()
 	lib := filepath.Join(dir, "lib", "modules", "1")
@@ -259,9 +260,9 @@ func TestVsockKernel(t *testing.T) {
 }
 
 // TestSilentVsock checks that an idempotent request is repeated over the serial
-// port if vsock does not answer in time or is cut, that a peer that answers
-// late is used again and its pending requests are answered, and that one that
-// never answers is given up.
+// port if vsock does not answer in time or is cut. A peer that answers late is used
+// again, and its pending requests are answered. A peer that never answers is
+// closed.
 func TestSilentVsock(t *testing.T) {
 	w := (&Runtime{cfg: Config{LookLimit: waitLimit, CallLimit: waitLimit}, log: slog.New(slog.DiscardHandler)}).newWork("x")
 	defer w.loops.Wait()

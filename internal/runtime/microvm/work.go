@@ -46,7 +46,7 @@ type Work struct {
 
 	ctx    context.Context // ends when this daemon releases the guest, or the run is over
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the run has been cleaned up
+	done   chan struct{} // closed once the run has been cleaned up
 
 	qemu      // the present QEMU, under the host's lock of the instance
 	channel   // messages to and from the guest agent, safe for concurrent use
@@ -58,12 +58,12 @@ type Work struct {
 	state // guarded by mu
 }
 
-// qemu is one QEMU process. Hibernation ends it and a wake starts another. The
-// fields change only while the guest is frozen, under the host's lock of the
-// instance.
+// qemu is one QEMU process of a run. Hibernation ends it, and a wake starts
+// another. The fields change only while the guest is frozen, under the host's lock
+// of the instance.
 type qemu struct {
 	proc     process
-	qctx     context.Context // ends with this QEMU, or when this daemon releases it
+	qctx     context.Context // canceled when this QEMU ends, or when this daemon releases it
 	qcancel  context.CancelFunc
 	loops    sync.WaitGroup
 	ports    *portGate
@@ -71,20 +71,20 @@ type qemu struct {
 	tookOver bool          // started by an earlier daemon
 	over     chan struct{} // closed when supervise has ended
 	cleanup  sync.Once
-	silent   atomic.Bool // the end is not reported, because the starter already knows
-	halted   chan string // the machine stopped without a request, with QEMU's reason
+	silent   atomic.Bool // do not report the end, because the caller already gets it as an error
+	halted   chan string // receives QEMU's reason when the machine stops without a request
 }
 
-// channel is the state of the conversation with the guest agent.
+// channel is the state of the communication with the guest agent.
 type channel struct {
 	commands        sync.Map            // running commands by their number: uint64 -> *attached
 	asks            chan struct{}       // slots for messages in progress
 	note            chan guest.ExitNote // the workload ended
 	firstAnswer     chan struct{}       // closed when the guest answered for the first time
 	firstAnswerOnce *sync.Once
-	clockLate       atomic.Bool             // the guest got the time late
+	clockLate       atomic.Bool             // the guest may have received the time late
 	waking          atomic.Bool             // the guest is being restored; setClock sends hello on its next channel
-	hello           chan *guest.HelloAnswer // from setClock; nil if the guest agent does not include hello there
+	hello           chan *guest.HelloAnswer // from setClock; nil from a guest agent that does not answer hello with the clock call
 	awaiting        atomic.Bool             // awaitSpace is running
 	noSpaceCall     atomic.Bool             // the guest agent does not support the space call
 	slow            *rate.Limiter           // rate limit for everything the guest sends
@@ -98,18 +98,18 @@ type sharedDir struct {
 	shared   chan error    // result of the first mount
 }
 
-// ending distinguishes the end of a QEMU from the end of a hibernated guest.
+// ending tells the end of a run from that of a QEMU whose guest was hibernated.
 // endMu is held while the files on disk and state.saved change together.
 type ending struct {
 	endMu sync.Mutex
-	ended bool // supervise considers the run over
+	ended bool // supervise has found the run to be over
 }
 
 // console is the ring of the guest's console. consoleMu is held while the ring
 // is read, because reading empties it.
 type console struct {
 	consoleMu   sync.Mutex
-	printedLast []byte // the end of its content
+	printedLast []byte // the end of the ring's content when it was last read
 }
 
 // state is guarded by Work.mu.
@@ -122,14 +122,14 @@ type state struct {
 	saved         bool       // hibernated, without a QEMU
 	io            proc.Tally // disk traffic
 	lastIO        qemuIO
-	flushedBytes  uint64 // written on request of Flush
+	flushedBytes  uint64 // bytes written because of Flush
 	last          guest.HealthAnswer
 	lastAt        time.Time // zero: no reading yet
 	lastHealthErr error
 	consoleTail   string // console output of a machine that ended by itself
 	complaint     string // QEMU's output, kept after the run's files are removed
 	exit          *instance.Exit
-	signals       []syscall.Signal // pending for a hibernated guest
+	signals       []syscall.Signal // to be delivered once a hibernated guest is restored
 	status        syscall.WaitStatus
 	exited        bool   // status is valid
 	poweredOffBy  string // why the machine powered off by itself, otherwise ""
@@ -155,7 +155,7 @@ func (r *Runtime) newWork(id string) *Work {
 	return w
 }
 
-// renew resets the state for another QEMU.
+// renew prepares w for another QEMU.
 func (w *Work) renew() {
 	w.qctx, w.qcancel = context.WithCancel(w.ctx)
 	w.ports = new(portGate)
@@ -182,8 +182,8 @@ func (w *Work) call(ctx context.Context, limit time.Duration, method string, par
 	return callOn(ctx, p, limit, method, params, result)
 }
 
-// ask is call for idempotent requests: if vsock is cut or silent, it repeats them
-// on the serial port.
+// ask is call for idempotent requests: if vsock is cut or silent, the request is
+// repeated over the serial port.
 func (w *Work) ask(ctx context.Context, limit time.Duration, method string, params, result any) error {
 	if why := w.stands(); why != "" {
 		return fmt.Errorf("cannot call %s: %s", method, why)
@@ -212,8 +212,8 @@ func callOn(ctx context.Context, p *guest.Peer, limit time.Duration, method stri
 	return p.Call(ctx, method, params, result)
 }
 
-// voice returns the connection on which the guest is called, nil for none, and
-// the vsock peer it belongs to, if any.
+// voice returns the connection for calls to the guest, or nil, and the vsock peer
+// if the connection is vsock.
 func (w *Work) voice() (*guest.Peer, *vsockPeer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -258,14 +258,14 @@ func (w *Work) setFrozen(on bool) {
 	}
 }
 
-// Freeze implements instance.Workload. A frozen guest cannot be probed, so it is
-// probed first. If it does not answer in time its readings become unknown, which
-// prevents an idle pause.
+// Freeze implements instance.Workload. It probes the guest first, because a frozen
+// guest cannot be probed. If the guest does not answer in time its readings become
+// unknown, which prevents an idle pause.
 func (w *Work) Freeze(ctx context.Context) (err error) {
 	if w.hibernated() {
 		return nil
 	}
-	if err := w.heed(ctx); err != nil { // also for a guest that an earlier daemon froze
+	if err := w.heed(ctx); err != nil { // also needed for a guest that an earlier daemon froze
 		return err
 	}
 	if w.isFrozen() {
@@ -281,7 +281,7 @@ func (w *Work) Freeze(ctx context.Context) (err error) {
 		return err
 	}
 	w.probe(ctx)
-	// QEMU gets its full time, however long the guest took.
+	// Stopping the guest has its own time limit, however long the probe took.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit)
 	defer cancel()
 	err = m.do(ctx, "stop", nil, nil)
@@ -292,7 +292,7 @@ func (w *Work) Freeze(ctx context.Context) (err error) {
 		}
 	}
 	if err != nil {
-		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit) // QEMU executes both in order
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit) // QEMU executes commands in order, so this undoes a stop that is still pending
 		defer cancel()
 		return errors.Join(err, m.do(back, "cont", nil, nil))
 	}
@@ -300,13 +300,13 @@ func (w *Work) Freeze(ctx context.Context) (err error) {
 	return nil
 }
 
-// heed makes the shim continue the guest when this daemon has ended.
+// heed makes the shim continue the guest if this daemon ends.
 func (w *Work) heed(ctx context.Context) error {
 	if w.r.cfg.WhenGone == nil {
 		return nil
 	}
 	if _, err := os.Stat(w.path(goSocket)); err != nil {
-		return nil // a QEMU that an earlier version started
+		return nil // a QEMU started by an earlier version has no second monitor
 	}
 	if err := w.r.cfg.WhenGone(ctx, w.id, w.path(goSocket)); err != nil {
 		return fmt.Errorf("cannot freeze the guest: %w", err)
@@ -314,8 +314,8 @@ func (w *Work) heed(ctx context.Context) error {
 	return nil
 }
 
-// unheed undoes heed. If the shim is not reached, it finds a running guest, or
-// none, when this daemon is gone.
+// unheed undoes heed. A failure is harmless: when this daemon has ended, the shim
+// finds a guest that already runs, or none.
 func (w *Work) unheed() {
 	if w.r.cfg.WhenGone == nil {
 		return
@@ -327,10 +327,10 @@ func (w *Work) unheed() {
 	}
 }
 
-// Flush implements instance.Flusher: the guest flushes dirty files to its disk.
-// It is called before anything the guest might not survive. A guest that is not
-// done in time keeps what its programs synced. A guest that did not answer its
-// last probe gets only the time of one probe.
+// Flush implements instance.Flusher: the guest writes its dirty files to its disk.
+// It is called before anything the guest might not survive. If the guest does not
+// finish in time, only what its programs have synced is safe. A guest that did not
+// answer its last probe gets no more than the time limit of a probe.
 func (w *Work) Flush(ctx context.Context) {
 	if !w.rec.Layer || w.isFrozen() {
 		return
@@ -345,7 +345,7 @@ func (w *Work) Flush(ctx context.Context) {
 	if err := w.call(ctx, limit, guest.Sync, nil, nil); err != nil {
 		w.r.log.Info("a guest did not write everything to its disk", "instance", w.id, "err", err)
 	}
-	// Writes that the host requests are not the guest's own activity.
+	// Writes caused by Flush are not activity of the guest.
 	if after, err := w.disk(); err == nil && after > before {
 		w.mu.Lock()
 		w.flushedBytes += after - before
@@ -354,7 +354,7 @@ func (w *Work) Flush(ctx context.Context) {
 }
 
 // disk returns how many bytes the guest has written to its disk and its workspace.
-// What QEMU reads is not counted, because a restore reads too.
+// Reads by QEMU do not count, because a restore reads too.
 func (w *Work) disk() (uint64, error) {
 	w.mu.Lock()
 	pid, saved := w.ident.PID, w.saved
@@ -380,9 +380,9 @@ func (w *Work) disk() (uint64, error) {
 }
 
 // byCalls returns how many bytes a QEMU process has written to disks with write
-// calls since it was first asked for. The guest's memory is a mapped file: the
-// kernel writes it back now and then, and counts each page as written again when
-// the guest changes it.
+// calls since the first call of byCalls for it. Other writes do not count: the
+// guest's memory is a mapped file, and whenever the guest changes a page that the
+// kernel has written back, that counts as a write.
 func (w *Work) byCalls(pid int, io proc.IO) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -395,18 +395,17 @@ func (w *Work) byCalls(pid int, io proc.IO) uint64 {
 	return l.bytes
 }
 
-// qemuIO is the number of bytes that a QEMU process has written so far.
+// qemuIO holds the disk writes of a QEMU process.
 type qemuIO struct {
 	pid   int
 	io    proc.IO // at the last reading
-	bytes uint64  // to disks, with write calls
+	bytes uint64  // written with write calls since the first reading
 }
 
-// servedKey is the workspace's key among process ids.
+// servedKey stands for the workspace among the PIDs of a proc.Tally.
 const servedKey = 0
 
-// Still implements instance.Workload. It reports the machine's state, not the
-// last request.
+// Still implements instance.Workload. It asks QEMU for the machine's actual state.
 func (w *Work) Still() (bool, error) {
 	if w.hibernated() {
 		return true, nil
@@ -421,8 +420,8 @@ func (w *Work) Still() (bool, error) {
 	return s == "paused", err
 }
 
-// Thaw implements instance.Workload. The guest's clock stopped with the guest, so
-// it is set before anything relies on it.
+// Thaw implements instance.Workload. It sets the guest's clock, which stopped with
+// the guest, before it returns.
 func (w *Work) Thaw() error {
 	ctx, cancel := context.WithTimeout(w.ctx, max(callLimit, w.r.cfg.CallLimit))
 	defer cancel()
@@ -444,7 +443,7 @@ func (w *Work) Thaw() error {
 		return err
 	}
 	began := time.Now()
-	if err := w.setClock(ctx); err != nil { // nothing in the guest may run with a wrong clock
+	if err := w.setClock(ctx); err != nil { // nothing in the guest may run with a wrong clock, so the guest is stopped again
 		back, cancel := context.WithTimeout(w.ctx, callLimit)
 		defer cancel()
 		return errors.Join(err, m.do(back, "stop", nil, nil))
@@ -483,8 +482,8 @@ func (w *Work) Dial(ctx context.Context, target string) (net.Conn, error) {
 	return c, nil
 }
 
-// Guard implements instance.Workload. The network is in this process and sees
-// everything that arrives for the guest.
+// Guard implements instance.Workload. The guest's network is in this process, so it
+// sees everything that arrives for the guest.
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(reason string)) (instance.Guard, error) {
 	if !w.isFrozen() {
 		return nil, errors.New("cannot watch the guest: it is not frozen")
@@ -500,7 +499,7 @@ type guard struct {
 	pending func() string
 	end     func()
 	files   *share.Server
-	rested  bool // an earlier daemon found that no client waits
+	rested  bool // an earlier daemon has checked that no client waits
 }
 
 func (g *guard) Pending() string {
@@ -540,13 +539,14 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	return err
 }
 
-// Exiting implements instance.Workload. A signal that an earlier daemon sent can
-// wait in the guest's channel, which cannot be read. One for a hibernated guest
-// is gone with its daemon.
+// Exiting implements instance.Workload. It reports true unless the guest is
+// hibernated, because a signal from an earlier daemon may wait unread in the
+// guest's channel. A signal for a hibernated guest is kept in memory only, and is
+// lost with its daemon.
 func (w *Work) Exiting() (bool, error) { return !w.hibernated(), nil }
 
-// Kill implements instance.Workload. What the program wrote is kept, as with a
-// killed process.
+// Kill implements instance.Workload. If the guest answers, its files are flushed
+// first, so that what the program has written is kept, as when a process is killed.
 func (w *Work) Kill(ctx context.Context) error {
 	switch {
 	case w.proc.pid != 0:
@@ -558,7 +558,7 @@ func (w *Work) Kill(ctx context.Context) error {
 			return err
 		}
 	default:
-		w.end() // no QEMU exits to trigger it
+		w.end() // there is no QEMU whose exit would call it
 	}
 	select {
 	case <-w.done:
@@ -580,7 +580,7 @@ func (w *Work) answers() bool {
 	}
 }
 
-// Memory implements instance.Workload: QEMU's proportional set size.
+// Memory implements instance.Workload. It returns QEMU's proportional set size.
 func (w *Work) Memory() (int64, error) {
 	if w.hibernated() {
 		return 0, nil

@@ -14,17 +14,16 @@ import (
 	"lull/internal/runtime/microvm/share"
 )
 
-// A guest requests the files of its workspace on a separate port, served by
-// this process (package share). The key of each connection goes over the
-// control channel, so that neither side mistakes leftovers of an earlier
-// connection for its messages: restored guests, killed QEMUs and killed daemons
-// leave such bytes.
+// A guest requests the files of its workspace on a separate port, served by this
+// process (package share). Each connection has a key, which the control channel
+// transmits. Restored guests, killed QEMUs and killed daemons leave bytes on the
+// port, and the key keeps both sides from mistaking these for messages.
 //
-// While the guest is frozen no request is started, so the guest changes nothing
-// on disk. A request that has arrived by the final check prevents the pause; a
-// later one is answered after the pause.
+// While the guest is frozen no request is started, so the guest changes nothing on
+// disk. A request that arrives before the final check prevents the pause; a later
+// one is answered after the thaw.
 
-// checkWorkspace returns why a guest cannot have a workspace.
+// checkWorkspace returns why a guest cannot have the workspace s, or nil.
 func (r *Runtime) checkWorkspace(s string) error {
 	ws, err := instance.ParseWorkspace(s)
 	if err != nil || ws.Dir == "" {
@@ -79,7 +78,7 @@ func (w *Work) shareFiles() error {
 func (w *Work) carryFiles(c *gatedConn) {
 	for said, patient := "", silence(silentFirst); ; {
 		var err error
-		select { // a waking guest has other messages to send first
+		select { // a waking guest must send other messages first
 		case <-w.firstAnswer:
 			err = w.serveFiles(c, patient)
 		case <-w.gone:
@@ -126,8 +125,8 @@ func (w *Work) serveFiles(c *gatedConn, patient silence) error {
 	})
 }
 
-// begin announces a connection to the guest. A frozen guest receives it when it
-// is thawed, so this waits as long as the control channel exists.
+// begin announces a connection to the guest. A frozen guest receives the message
+// when it is thawed, so begin waits as long as the control channel exists.
 func (w *Work) begin(call guest.WorkspaceCall) error {
 	w.mu.Lock()
 	p := w.peer

@@ -23,10 +23,10 @@ import (
 // workspaceOwner is the UID that owns the workspaces here; no account has it.
 const workspaceOwner = 12345
 
-// workspace returns a directory of an owner that is not root.
+// workspace returns a directory that belongs to workspaceOwner.
 func workspace(t testing.TB) string {
 	t.Helper()
-	top, err := os.MkdirTemp("", "ws") // which another user may enter, unlike t.TempDir
+	top, err := os.MkdirTemp("", "ws") // another user may enter it, unlike t.TempDir
 	if err == nil {
 		err = os.Chmod(top, 0o755)
 	}
@@ -40,7 +40,7 @@ func workspace(t testing.TB) string {
 	return dir
 }
 
-// give makes the owner the owner of a file.
+// give makes workspaceOwner the owner of a file.
 func give(t testing.TB, path string) {
 	t.Helper()
 	if os.Geteuid() == 0 {
@@ -158,7 +158,7 @@ func TestWorkspace(t *testing.T) {
 		b.must("ws", "put", "/workspace/a/x", "1")
 		b.must("ws", "mv", "/workspace/a", "/workspace/b")
 		b.must("ws", "mv", "/workspace/b/x", "/workspace/y")
-		b.must("ws", "stat", "/workspace/y") // the guest caches it
+		b.must("ws", "stat", "/workspace/y") // so that the guest caches it
 		b.must("ws", "hardlink", "/workspace/y", "/workspace/z")
 		b.must("ws", "truncate", "/workspace/z", "0")
 		b.must("ws", "chmod", "/workspace/z", "600")
@@ -175,7 +175,7 @@ func TestWorkspace(t *testing.T) {
 		errtest.None(t, os.WriteFile(secret, []byte("secret"), 0o644))
 		errtest.None(t, os.Symlink(secret, filepath.Join(dir, "abs")))
 		errtest.None(t, os.Symlink("../secret", filepath.Join(dir, "rel")))
-		b.must("ws", "ln", "/etc", "/workspace/etc") // the guest's own
+		b.must("ws", "ln", "/etc", "/workspace/etc") // a link that the guest made
 		for _, l := range []string{"abs", "rel", "../secret", "etc/shadow"} {
 			b.refused("ws", syscall.ENOENT, "get", "/workspace/"+l)
 		}
@@ -196,11 +196,11 @@ func TestWorkspace(t *testing.T) {
 	b.clean("ws")
 }
 
-// holdsPause checks that a request in progress is found by the final check of a
-// pause, and answered afterwards.
+// holdsPause checks that the final check of a pause finds a request in progress,
+// and that the request is answered after the thaw.
 func (b *bench) holdsPause(w *Work) {
 	t := b.t
-	w.files.Hold() // like a slow disk
+	w.files.Hold() // as if a disk were slow
 	put := make(chan error, 1)
 	go func() {
 		o, err := b.Exec(t.Context(), w.id, instance.Command{Command: []string{"guest", "files", "put", "/workspace/slow", "text"}})
@@ -219,7 +219,7 @@ func (b *bench) holdsPause(w *Work) {
 		t.Errorf("the final check finds %q", what)
 	}
 	g.Close()
-	if err := w.Thaw(); err != nil { // which lets the request pass
+	if err := w.Thaw(); err != nil { // this lets the request continue
 		t.Fatal(err)
 	}
 	select {
@@ -233,8 +233,8 @@ func (b *bench) holdsPause(w *Work) {
 }
 
 // TestWorkspaceAway checks that a guest whose workspace was moved away during a
-// pause gets an errno, that this is reported, and that the guest has its files
-// again once they are back.
+// pause gets an errno, that the fault is reported, and that the files work again
+// once they are back.
 func TestWorkspaceAway(t *testing.T) {
 	b := newBench(t, nil)
 	dir := workspace(t)
@@ -257,7 +257,8 @@ func TestWorkspaceAway(t *testing.T) {
 	errtest.None(t, w.Kill(t.Context()))
 }
 
-// TestWorkspaceReadOnly checks that no user in the guest can change anything.
+// TestWorkspaceReadOnly checks that no user in the guest can change anything in a
+// read-only workspace.
 func TestWorkspaceReadOnly(t *testing.T) {
 	b := newBench(t, nil)
 	dir := workspace(t)
@@ -271,7 +272,7 @@ func TestWorkspaceReadOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The program itself is there, and so is its directory.
+	// The program and its working directory are in the workspace.
 	l := b.launch("ro", 1, "./program", "serve", ":80")
 	l.Workspace, l.Dir = dir+":/mnt/here:ro", "/mnt/here"
 	aw, err := b.Start(t.Context(), l)
@@ -302,8 +303,8 @@ func order(t testing.TB, c net.Conn, line string) string {
 }
 
 // TestWorkspaceIsKept checks that an open file, even a deleted one, stays open
-// across a pause, a hibernation and other daemons, and that its content reaches
-// this machine.
+// across a pause, a hibernation and a restart of the daemon, and that its content
+// reaches this machine.
 func TestWorkspaceIsKept(t *testing.T) {
 	b := newBench(t, nil)
 	dir := workspace(t)
@@ -334,7 +335,7 @@ func TestWorkspaceIsKept(t *testing.T) {
 		t.Helper()
 		errtest.None(t, w.Thaw())
 	}
-	// As a host does: a guest that waits for something is resumed and paused later.
+	// Like the host, retry the pause while the guest waits for a file.
 	freeze := func() {
 		t.Helper()
 		waittest.Until(t, "nothing is pending in the frozen guest", func() bool {
@@ -371,7 +372,7 @@ func TestWorkspaceIsKept(t *testing.T) {
 	step("hibernated,")
 	daemon()
 	step("restarted,")
-	for range 10 { // the guest requests files at the moment it continues
+	for range 10 { // the guest requests files as soon as it continues
 		freeze()
 		daemon()
 		thaw()
@@ -397,7 +398,7 @@ func TestWorkspaceIsKept(t *testing.T) {
 	daemon()
 	thaw()
 	step("restarted while hibernated,")
-	func() { // a deleted file exists for the process that has it open
+	func() { // a deleted file exists as long as a process has it open
 		c := dial(t, w)
 		defer c.Close()
 		want += "removed"

@@ -15,13 +15,14 @@ import (
 // maxOpen limits the files held open for a guest.
 const maxOpen = 64
 
-// resolve restricts how a guest's paths are looked up.
+// resolve keeps the lookup of a guest's path below the directory, on one file
+// system and without symbolic links.
 const resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
-// special are the mode bits that transfer rights.
+// special are the mode bits that a guest must not set: setuid, setgid and sticky.
 const special = unix.S_ISUID | unix.S_ISGID | unix.S_ISVTX
 
-// root is a shared directory, for use by one thread.
+// root is an open shared directory. Only one thread may use it.
 type root struct {
 	fd       int
 	st       unix.Stat_t
@@ -52,7 +53,7 @@ func (r *root) removed() bool {
 	return unix.Fstat(r.fd, &st) == nil && st.Nlink == 0
 }
 
-// do executes one request. Every error wraps an errno.
+// do executes one request and fills in the answer. Every error wraps an errno.
 func (r *root) do(q *files.Request, a *files.Answer) error {
 	if r.readOnly && changes(q) {
 		return unix.EROFS
@@ -95,7 +96,7 @@ func (r *root) do(q *files.Request, a *files.Answer) error {
 	return unix.ENOSYS
 }
 
-// changes reports whether a request modifies anything.
+// changes reports whether a request would modify anything.
 func changes(q *files.Request) bool {
 	switch q.Op {
 	case files.Change, files.Symlink, files.Mkdir, files.Remove, files.RemoveDir, files.Rename, files.Link, files.Create, files.Write:
@@ -138,7 +139,8 @@ func (r *root) in(path string, do func(dir int, name string) error) error {
 	return do(fd, name)
 }
 
-// stat opens and stats a path, which must be the expected inode.
+// stat opens a path and fills in st. It fails unless the file has the inode number
+// ino.
 func (r *root) stat(path string, ino uint64, st *unix.Stat_t) (fd int, err error) {
 	fd, err = r.at(path)
 	if err != nil {
@@ -154,7 +156,7 @@ func (r *root) stat(path string, ino uint64, st *unix.Stat_t) (fd int, err error
 	return fd, nil
 }
 
-// attr returns the attributes of a path.
+// attr fills in the attributes of a path, which must have the inode number ino.
 func (r *root) attr(path string, ino uint64, out *files.Attr) error {
 	var st unix.Stat_t
 	fd, err := r.stat(path, ino, &st)
@@ -165,8 +167,8 @@ func (r *root) attr(path string, ino uint64, out *files.Attr) error {
 	return unix.Close(fd)
 }
 
-// inode returns a unique inode number. A file system may span several devices
-// that reuse numbers.
+// inode returns a unique inode number: a file system may span several devices that
+// use the same numbers.
 func (r *root) inode(st *unix.Stat_t) uint64 { return st.Ino ^ (st.Dev^r.st.Dev)*0x9E3779B97F4A7C15 }
 
 func (r *root) fill(a *files.Attr, st *unix.Stat_t) {
@@ -177,9 +179,9 @@ func (r *root) fill(a *files.Attr, st *unix.Stat_t) {
 // self returns a path by which an open file can be reopened.
 func self(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// file opens a regular file, or returns the one already open. A guest that had
-// it open may continue to use it although its mode has changed, because
-// everything happens as the owner, who could change the mode back.
+// file opens a regular file, or returns it if it is already open. before is set if
+// the guest had opened the file earlier; then a later change of its mode does not
+// matter, because the directory's owner could change the mode back.
 func (r *root) file(path string, ino uint64, write, before bool) (int, error) {
 	if h := r.files[ino]; h != nil && (h.writable || !write) && before {
 		r.clock++
@@ -197,7 +199,7 @@ func (r *root) file(path string, ino uint64, write, before bool) (int, error) {
 		return -1, unix.EISDIR
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return -1, unix.EPERM
-	case write && st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0: // writes by root do not clear the bit
+	case write && st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0: // a write by root would not clear these bits
 		return -1, unix.EPERM
 	}
 	flags := unix.O_RDONLY
@@ -205,7 +207,7 @@ func (r *root) file(path string, ino uint64, write, before bool) (int, error) {
 		flags = unix.O_RDWR
 	}
 	fd, err := unix.Open(self(at), flags|unix.O_CLOEXEC, 0)
-	if err == unix.EACCES && write && !before { // write-only file
+	if err == unix.EACCES && write && !before { // the file can be written but not read
 		fd, err = unix.Open(self(at), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	}
 	if err == unix.EACCES && before && unix.Chmod(self(at), st.Mode&0o7777|0o600) == nil {
@@ -221,9 +223,10 @@ func (r *root) file(path string, ino uint64, write, before bool) (int, error) {
 	return fd, nil
 }
 
-// hold keeps an open file, evicting the least recently used one.
+// hold keeps an open file for later requests, and closes the least recently used
+// one if there are too many.
 func (r *root) hold(ino uint64, fd int, writable bool) {
-	_ = r.drop(ino) // errors were already reported by writes
+	_ = r.drop(ino) // earlier writes have already reported errors
 	if len(r.files) >= maxOpen {
 		oldest, at := uint64(0), ^uint64(0)
 		for i, h := range r.files {
@@ -253,7 +256,7 @@ func (r *root) read(q *files.Request, a *files.Answer) error {
 	}
 	a.Data = make([]byte, q.Size)
 	n, err := unix.Pread(fd, a.Data, q.Off)
-	if err == unix.EBADF { // it was open write-only
+	if err == unix.EBADF { // it was opened for writing only
 		_ = r.drop(q.Ino)
 		if fd, err = r.file(q.Path, q.Ino, false, true); err != nil {
 			return err
@@ -371,7 +374,9 @@ func (r *root) readLink(q *files.Request, a *files.Answer) error {
 	})
 }
 
-// done treats a repeated request as successful if its result already exists.
+// done decides whether a repeated request that failed with EEXIST has succeeded
+// earlier: is reports whether the existing file is the wanted one. On success it
+// fills in the file's attributes.
 func (r *root) done(q *files.Request, err error, path string, a *files.Answer, is func(*files.Attr) bool) error {
 	if err == nil || q.Again && err == unix.EEXIST {
 		var now files.Attr
@@ -459,7 +464,7 @@ func (r *root) create(q *files.Request, a *files.Answer) error {
 	return nil
 }
 
-// entries lists a directory from a kernel cursor, as much as fits.
+// entries lists a directory from the kernel's cursor in q, as many entries as fit.
 func (r *root) entries(q *files.Request, a *files.Answer) error {
 	var st unix.Stat_t
 	at, err := r.stat(q.Path, q.Ino, &st)
@@ -478,7 +483,7 @@ func (r *root) entries(q *files.Request, a *files.Answer) error {
 	if r.list == nil {
 		r.list = make([]byte, 32<<10) // an entry is larger here than in a response
 	}
-	for len(a.Data) == 0 { // a batch may contain only hidden names
+	for len(a.Data) == 0 { // a batch may contain only names that are hidden from the guest
 		n, err := unix.Getdents(fd, r.list)
 		if err != nil || n <= 0 {
 			return err
@@ -497,7 +502,7 @@ func (r *root) entries(q *files.Request, a *files.Answer) error {
 	return nil
 }
 
-// entry parses one entry of the kernel's format.
+// entry parses the first entry of b, which is in the kernel's format.
 func entry(b []byte) (e files.Entry, size int, ok bool) {
 	const head = 19
 	if len(b) < head {

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// become makes this dedicated thread the owner of the directory for all further
-// file operations: the kernel enforces the owner's permissions, and new files
-// belong to the owner. It cannot be undone.
+// become makes this thread act as the directory's owner in all further file
+// operations. The kernel then enforces the owner's permissions, and new files
+// belong to the owner. It cannot be undone, so the thread must end afterwards.
 func (r *root) become() error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("cannot have a umask of its own: %w", err)

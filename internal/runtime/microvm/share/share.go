@@ -33,16 +33,16 @@ import (
 	"lull/internal/protocol/guest/files"
 )
 
-// Rate limits of a guest's requests: bytes per second and per burst, of
-// requests and answers together, plus a fixed cost for each.
+// Rate limits for a guest's requests and answers together, in bytes per second and
+// per burst. Each request also has a fixed cost.
 const (
 	askRate  = 256 << 20
 	askBurst = 32 << 20
 	askCost  = 4 << 10
 )
 
-// checkInterval is the interval between two checks for a missing directory while
-// the guest requests nothing.
+// checkInterval is the interval between checks whether the directory still exists,
+// while the guest requests nothing.
 const checkInterval = time.Second
 
 // Server answers one guest. Create it with New.
@@ -50,12 +50,12 @@ type Server struct {
 	dir      string
 	readOnly bool
 	slow     *rate.Limiter
-	turn     chan struct{} // held by the connection being served
+	turn     chan struct{} // held for the connection being served
 	written  atomic.Uint64
 
 	mu   sync.Mutex
 	open chan struct{} // closed while requests may start
-	busy bool          // a request was started and its answer was not sent yet
+	busy bool          // a request has been started and not answered
 	met  bool          // the guest has announced itself on this connection
 	conn net.Conn
 	lack error // why the directory could not be opened; nil when it is open
@@ -79,8 +79,8 @@ func (s *Server) Written() uint64 { return s.written.Load() }
 // ReadOnly reports whether the directory is read-only for the guest.
 func (s *Server) ReadOnly() bool { return s.readOnly }
 
-// Fault returns why every request of the guest fails, for display. It is empty
-// if there is no fault, and before the first connection.
+// Fault returns why every request of the guest fails, for display, or "". It is ""
+// before the first connection.
 func (s *Server) Fault() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,7 +90,7 @@ func (s *Server) Fault() string {
 	return s.lack.Error()
 }
 
-// Check returns why a directory cannot be shared.
+// Check returns why a directory cannot be shared, or nil.
 func Check(dir string) error {
 	r, err := openRoot(dir)
 	if err != nil {
@@ -121,8 +121,8 @@ func (s *Server) Release() {
 	}
 }
 
-// Pending describes a request that has arrived and was not answered; "" if
-// there is none.
+// Pending describes a request that has arrived and has not been answered, or
+// returns "".
 func (s *Server) Pending() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,10 +154,9 @@ func waits(c net.Conn) bool {
 	return n > 0
 }
 
-// Serve answers on c until c or ctx ends, and closes c. It begins once no
-// request of the previous connection is in progress, because a request that
-// hung must not take effect after later ones. ready is called when serving has
-// begun, before anything is read.
+// Serve answers requests on c until c or ctx ends, and closes c. It begins once no
+// request of the previous connection is in progress, so that a request that hung
+// cannot take effect after later ones. It calls ready before it reads anything.
 func (s *Server) Serve(ctx context.Context, c net.Conn, k files.Key, ready func() error) error {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
@@ -172,7 +171,7 @@ func (s *Server) Serve(ctx context.Context, c net.Conn, k files.Key, ready func(
 	}
 	s.set(c, false)
 	done := make(chan error, 1)
-	go func() { // it may block in the kernel for a long time, and the next connection waits for it
+	go func() { // serve may block in the kernel for a long time; the next connection waits for it
 		defer func() {
 			s.set(nil, false)
 			<-s.turn
@@ -201,8 +200,8 @@ func (s *Server) meet() {
 	s.mu.Unlock()
 }
 
-// serve owns its thread, which runs as the directory's owner once the directory
-// exists.
+// serve answers requests on c. It must run on its own thread, which becomes the
+// directory's owner once the directory exists.
 func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error) {
 	root, _ := s.enter(nil)
 	defer func() {
@@ -256,7 +255,7 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 			s.written.Add(syncCost)
 		}
 		if a.Errno == uint32(unix.ENOENT) && root != nil && root.removed() {
-			return nil // the guest repeats the request, to a thread without an owner that can open the replacement
+			return nil // end this thread, whose owner is that of the old directory; the guest repeats the request to a new one
 		}
 		out = files.AppendAnswer(out[:0], k, &a)
 		if _, err := c.Write(out); err != nil {
@@ -268,8 +267,8 @@ func (s *Server) serve(ctx context.Context, c net.Conn, k files.Key) (err error)
 	}
 }
 
-// enter opens the directory and makes this thread its owner, unless r already
-// is that directory. It returns an error if there is none.
+// enter opens the directory and makes this thread act as its owner. If r already is
+// that directory, it returns r. It fails if the directory is missing.
 func (s *Server) enter(r *root) (*root, error) {
 	if r != nil {
 		return r, nil
@@ -288,8 +287,8 @@ func (s *Server) enter(r *root) (*root, error) {
 	return r, err
 }
 
-// read waits for data from the guest, only briefly if look is set because the
-// directory has to be checked.
+// read waits for data from the guest. If look is set it waits only briefly, so that
+// the directory can be checked.
 func (s *Server) read(c net.Conn, buf []byte, look bool) (int, error) {
 	var until time.Time
 	if look {
@@ -301,7 +300,7 @@ func (s *Server) read(c net.Conn, buf []byte, look bool) (int, error) {
 	return c.Read(buf)
 }
 
-// admit waits until a request may start.
+// admit waits until a request with this cost may start.
 func (s *Server) admit(ctx context.Context, cost int) error {
 	if err := s.slow.WaitN(ctx, cost); err != nil {
 		return err
@@ -319,7 +318,7 @@ func (s *Server) admit(ctx context.Context, cost int) error {
 	}
 }
 
-// answer executes a request. If err is not nil, it answers with err instead.
+// answer executes a request, or answers it with err if err is not nil.
 func (r *root) answer(q *files.Request, err error) files.Answer {
 	a := files.Answer{ID: q.ID}
 	if err == nil {

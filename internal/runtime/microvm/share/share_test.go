@@ -19,7 +19,7 @@ import (
 	"lull/internal/protocol/guest/files"
 )
 
-// limit is the time limit for everything that a busy machine does.
+// limit bounds every wait. It is generous, because machines may be busy.
 const limit = 2 * time.Minute
 
 // asker is the guest's end of a connection.
@@ -31,7 +31,7 @@ type asker struct {
 	id uint64
 }
 
-// dial begins a connection with s; end ends it.
+// dial opens a connection served by s. The caller must call end.
 func dial(t testing.TB, s *Server) (a *asker, end func()) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -102,7 +102,7 @@ func (a *asker) ask(q files.Request) files.Answer {
 	return a.receive()
 }
 
-// must expects success, and returns the answer.
+// must sends a request that has to succeed, and returns the answer.
 func (a *asker) must(q files.Request) files.Answer {
 	a.t.Helper()
 	got := a.ask(q)
@@ -126,8 +126,8 @@ func workspace(t *testing.T) string {
 	return dir
 }
 
-// TestNothingOutside requests everything beside the workspace, with every kind
-// of path that could lead there.
+// TestNothingOutside checks that requests reach nothing outside the workspace, with
+// every kind of path that could lead there.
 func TestNothingOutside(t *testing.T) {
 	dir := workspace(t)
 	out := filepath.Dir(dir)
@@ -152,7 +152,7 @@ func TestNothingOutside(t *testing.T) {
 		for _, q := range []files.Request{{Op: files.Link, Path: p, To: "l"}, {Op: files.Rename, Path: "dir/secret", To: "stolen"}, {Op: files.Rename, Path: "file", To: "dir/other/x"},
 			{Op: files.Change, Path: p, Mask: files.SetSize}} {
 			if q.Op == files.Link && !strings.Contains(p, "/") {
-				continue // a hard link to the link itself is in the workspace, too
+				continue // the hard link made here is to the symbolic link itself, which is inside
 			}
 			if got := a.ask(q); got.Errno == 0 {
 				t.Errorf("%+v went well", q)
@@ -167,7 +167,7 @@ func TestNothingOutside(t *testing.T) {
 	}
 }
 
-// TestNothingSpecial checks that files with other users' rights can be neither
+// TestNothingSpecial checks that setuid and setgid files and devices can be neither
 // created nor used.
 func TestNothingSpecial(t *testing.T) {
 	dir := workspace(t)
@@ -204,8 +204,8 @@ func TestNothingSpecial(t *testing.T) {
 	}
 }
 
-// TestAgain checks that a repeated request whose answer was lost is not
-// executed twice, and succeeds.
+// TestAgain checks that a request repeated because its answer was lost succeeds and
+// is not executed twice.
 func TestAgain(t *testing.T) {
 	dir := workspace(t)
 	a, end := dial(t, New(dir, false))
@@ -233,8 +233,8 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestOpenFiles checks that an open file continues under its inode, is never
-// mistaken for another file that now has its name, and that the number of open
+// TestOpenFiles checks that an open file stays usable by its inode number, is never
+// mistaken for another file that has taken its name, and that the number of open
 // files is limited.
 func TestOpenFiles(t *testing.T) {
 	dir := workspace(t)
@@ -299,14 +299,14 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestHold checks that no request starts while held, and that arrived ones are
-// reported.
+// TestHold checks that no request starts between Hold and Release, and that one
+// that has arrived is reported.
 func TestHold(t *testing.T) {
 	dir := workspace(t)
 	s := New(dir, false)
 	a, end := dial(t, s)
 	a.must(files.Request{Op: files.Stat})
-	// An answer is sent before its request is over.
+	// The server sends an answer before it clears the request.
 	waittest.Until(t, "nothing is pending once everything was answered", func() bool { return s.Pending() == "" })
 	s.Hold()
 	a.send(files.Request{Op: files.Mkdir, Path: "d", Mode: 0o755})
@@ -324,7 +324,7 @@ func TestHold(t *testing.T) {
 	}
 	s.Hold()
 	a.send(files.Request{Op: files.Mkdir, Path: "e", Mode: 0o755})
-	end() // and the connection ends: the guest will repeat the request
+	end() // end the connection, so that the guest would repeat the request
 	s.Release()
 	a, end = dial(t, s)
 	defer end()
@@ -334,8 +334,8 @@ func TestHold(t *testing.T) {
 	a.must(files.Request{Op: files.Mkdir, Path: "e", Mode: 0o755, Again: true})
 }
 
-// TestMet checks that a guest has announced itself on a connection once the
-// requests that it repeats are known, and not again on later connections.
+// TestMet checks that a guest counts as announced once the requests that it repeats
+// on a connection are known, and that a later connection needs a new announcement.
 func TestMet(t *testing.T) {
 	s := New(workspace(t), false)
 	for range 2 {
@@ -354,8 +354,7 @@ func TestMet(t *testing.T) {
 	}
 }
 
-// TestReadOnly checks that every request that would change something is
-// refused.
+// TestReadOnly checks that every request that would change anything is refused.
 func TestReadOnly(t *testing.T) {
 	dir := workspace(t)
 	errtest.None(t, os.WriteFile(filepath.Join(dir, "f"), []byte("text"), 0o644))
@@ -382,9 +381,9 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// TestDirectoryAway checks that every request gets an errno while the directory
-// is missing, and that a directory that appears or returns is served on the
-// same connection.
+// TestDirectoryAway checks that every request gets an errno while the directory is
+// missing, and that a directory that appears later is served on the same
+// connection.
 func TestDirectoryAway(t *testing.T) {
 	dir := workspace(t)
 	errtest.None(t, os.Remove(dir))
@@ -420,8 +419,8 @@ func TestDirectoryAway(t *testing.T) {
 	lacks(b)
 }
 
-// FuzzRequests sends random requests: nothing outside is touched, and every
-// request is answered.
+// FuzzRequests checks that random requests touch nothing outside the directory, and
+// that each is answered.
 func FuzzRequests(f *testing.F) {
 	for _, q := range []files.Request{{Op: files.Create, Path: "a", Mode: 0o644}, {Op: files.Rename, Path: "a", To: "b"}, {Op: files.Symlink, Path: "l", To: "/etc"}} {
 		f.Add(uint8(q.Op), q.Path, q.To, uint64(0), int64(0), uint32(0), q.Mode, uint32(0), []byte("x"))
@@ -442,7 +441,7 @@ func FuzzRequests(f *testing.F) {
 			return
 		}
 		if q.Op == files.Change && q.Off > 1<<20 {
-			return // a sparse file is only in the way here
+			return // do not create huge sparse files
 		}
 		if q.Op == files.Write && q.Off > 1<<20 {
 			return

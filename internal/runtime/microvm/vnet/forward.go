@@ -20,7 +20,7 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Limits of a guest's outbound connections.
+// Limits on a guest's outbound connections.
 const (
 	maxFlows    = 1024
 	maxOpening  = 64
@@ -54,7 +54,7 @@ func (n *Network) forward() {
 			return
 		}
 		inside := gonet.NewUDPConn(&wq, ep)
-		go func() { // counted by finish, awaited by Close
+		go func() { // Close waits for it through finish
 			defer n.finish()
 			n.relayUDP(inside, to)
 		}()
@@ -62,8 +62,8 @@ func (n *Network) forward() {
 	n.stack.SetTransportProtocolHandler(udp.ProtocolNumber, u.HandlePacket)
 }
 
-// begin counts a flow of the guest. It returns false if there are too many or the
-// network is closed.
+// begin counts a new flow of the guest. It returns false if there are too many or
+// the network is closed.
 func (n *Network) begin() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -82,8 +82,8 @@ func (n *Network) finish() {
 	n.work.Done()
 }
 
-// allow translates a destination requested by the guest. The gateway offers only
-// DNS, on port 53.
+// allow returns the address to dial for a destination that the guest requests, and
+// whether the guest may reach it. The gateway offers only DNS, on port 53.
 func (n *Network) allow(id stack.TransportEndpointID) (netip.AddrPort, bool) {
 	a, ok := netip.AddrFromSlice(id.LocalAddress.AsSlice())
 	if !ok || n.cfg.Mode == None {
@@ -107,9 +107,9 @@ func (n *Network) allow(id stack.TransportEndpointID) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a, id.LocalPort), true
 }
 
-// reachable excludes addresses that never belong to another machine: loopback,
-// link-local (where clouds serve credentials), multicast, broadcast and "this
-// host".
+// reachable reports whether a can belong to another machine. It excludes loopback,
+// link-local (at which clouds serve credentials), multicast, broadcast and
+// unspecified addresses.
 func reachable(a netip.Addr) bool {
 	return a.Is4() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !a.IsUnspecified() &&
 		a.As4()[0] != 0 && a.As4()[0] < 240
@@ -129,8 +129,7 @@ func ours(a netip.Addr) bool {
 	return false
 }
 
-// systemResolver returns this machine's first name server; zero if there is
-// none.
+// systemResolver returns the address of this machine's first name server, or zero.
 func systemResolver() netip.AddrPort {
 	b, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {
@@ -175,7 +174,8 @@ func (n *Network) relayTCP(r *tcp.ForwarderRequest, to netip.AddrPort) {
 	up.Wait()
 }
 
-// carry copies one direction including its end; an error ends both.
+// carry copies src to dst and then shuts down dst's sending side. An error closes
+// both.
 func carry(dst, src net.Conn, moved func()) {
 	_, err := io.Copy(struct{ io.Writer }{dst}, reading{src, moved})
 	if err == nil {
@@ -204,8 +204,8 @@ func (n *Network) relayUDP(inside *gonet.UDPConn, to netip.AddrPort) {
 	up.Wait()
 }
 
-// datagrams copies until neither direction has been active for a while. Each
-// datagram to dst extends the wait.
+// datagrams copies src to dst until neither direction has carried a datagram for
+// datagramGap.
 func datagrams(dst, src net.Conn) {
 	defer dst.Close()
 	defer src.Close()
@@ -227,7 +227,7 @@ func datagrams(dst, src net.Conn) {
 	}
 }
 
-// reading calls moved whenever it has read something.
+// reading is a reader that calls moved whenever it has read data.
 type reading struct {
 	io.Reader
 	moved func()

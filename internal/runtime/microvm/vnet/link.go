@@ -20,12 +20,12 @@ import (
 // maxFrame limits a frame from the guest, including the header.
 const maxFrame = mtu + header.EthernetMinimumSize
 
-// maxQueue is the maximum number of frames queued for a guest that accepts
-// none.
+// maxQueue is the maximum number of frames queued for a guest that does not read
+// them.
 const maxQueue = 512
 
-// link connects the stack and QEMU: each frame is preceded by its length, 32 bits
-// in network order. It implements stack.LinkEndpoint.
+// link connects the stack to QEMU. A frame is preceded by its length, 32 bits in
+// network byte order. link implements stack.LinkEndpoint.
 type link struct {
 	sees func(frame []byte)
 
@@ -79,8 +79,8 @@ func (l *link) to() stack.NetworkDispatcher {
 	return l.dispatcher
 }
 
-// WritePackets implements stack.LinkEndpoint. It never blocks: a frame that finds
-// the queue full is dropped, and TCP retransmits it.
+// WritePackets implements stack.LinkEndpoint. It never blocks. If the queue is full
+// it drops the frame, which TCP retransmits.
 func (l *link) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 	sent := 0
 	for _, pkt := range pkts.AsSlice() {
@@ -119,7 +119,7 @@ func (l *link) cut() {
 	}
 }
 
-// run carries frames until c ends.
+// run carries frames between the stack and c until c is closed or ctx ends.
 func (l *link) run(ctx context.Context, c net.Conn) error {
 	l.cut()
 	over := make(chan struct{})
@@ -154,7 +154,7 @@ func (l *link) drain(c net.Conn, done chan struct{}) {
 		select {
 		case f := <-l.out:
 			if _, err := c.Write(f); err != nil {
-				c.Close() // the reader reports it
+				c.Close() // the reader then reports the end
 				return
 			}
 		case <-done:
@@ -203,15 +203,15 @@ func inject(d stack.NetworkDispatcher, frame []byte) {
 	d.DeliverNetworkPacket(kind, pkt)
 }
 
-// callsAbroad reports whether a packet is an echo request to an address other
-// than the gateway's. The stack owns every address and would answer for hosts
-// that never saw the request. Errors about packets from outside pass.
+// callsAbroad reports whether a packet is an echo request to an address other than
+// the gateway's. The stack owns every address, so it would answer for hosts that
+// never saw the request.
 func callsAbroad(packet []byte) bool {
 	ip := header.IPv4(packet)
 	if !ip.IsValid(len(ip)) || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.DestinationAddress() == address(Gateway) {
 		return false
 	}
-	if ip.More() || ip.FragmentOffset() != 0 { // fragments hide the request; errors are short
+	if ip.More() || ip.FragmentOffset() != 0 { // a fragment could hide an echo request, and ICMP errors are too short to be fragmented
 		return true
 	}
 	icmp := header.ICMPv4(ip.Payload())

@@ -81,10 +81,10 @@ type Network struct {
 	mu    sync.Mutex
 	conns map[*Conn]struct{}
 	calls map[*call]struct{} // connections that the guest opened
-	ended time.Time          // when the last closed connection into the guest ended
+	ended time.Time          // when the last connection into the guest that was closed ended
 	flows int                // open connections and UDP flows of the guest
 
-	moved atomic.Uint64 // payload bytes of connections into the guest, both directions
+	moved atomic.Uint64 // payload bytes of connections into the guest, in both directions
 	watch atomic.Pointer[watch]
 }
 
@@ -136,14 +136,15 @@ func (n *Network) configure() error {
 
 func address(a netip.Addr) tcpip.Address { return tcpip.AddrFrom4(a.As4()) }
 
-// Attach carries frames over c, which it takes over, until c ends. It closes an
+// Attach carries frames over c until c ends, and takes ownership of c. It closes an
 // earlier link first. A normal end returns nil.
 func (n *Network) Attach(c net.Conn) error { return n.link.run(n.ctx, c) }
 
 // Attached reports whether a guest is connected.
 func (n *Network) Attached() bool { return n.link.up() }
 
-// Bytes returns the payload bytes of connections into the guest, both directions.
+// Bytes returns the payload bytes of connections into the guest, in both
+// directions.
 func (n *Network) Bytes() uint64 { return n.moved.Load() }
 
 // Dial connects to a port of the guest.
@@ -253,10 +254,10 @@ type watch struct {
 	found    atomic.Pointer[string]
 }
 
-// Watch calls wake, from any goroutine, when a connection, bytes or an end
-// arrive for the guest; for connections that the guest opened only with
-// outbound. There is one watch at a time. The first returned function reports
-// what has arrived so far, the second ends the watch.
+// Watch calls wake, from any goroutine, when a connection, bytes or the end of a
+// connection arrive for the guest. Connections that the guest opened count only if
+// outbound is set. Only one watch can exist at a time. pending describes what has
+// arrived so far, and end ends the watch.
 func (n *Network) Watch(outbound bool, wake func(reason string)) (pending func() string, end func()) {
 	w := &watch{outbound: outbound, wake: wake}
 	n.watch.Store(w)
@@ -269,7 +270,7 @@ func (n *Network) Watch(outbound bool, wake func(reason string)) (pending func()
 	return pending, func() { n.watch.CompareAndSwap(w, nil) }
 }
 
-// sees inspects a frame for the guest while it is watched.
+// sees inspects a frame for the guest, and notifies the watch if there is one.
 func (n *Network) sees(frame []byte) {
 	w := n.watch.Load()
 	if w == nil {
@@ -280,8 +281,8 @@ func (n *Network) sees(frame []byte) {
 	}
 }
 
-// stirs returns what a frame causes in the guest; "" for nothing. Plain
-// acknowledgements and resets affect no program.
+// stirs describes the effect of a frame on the guest's programs, or returns "".
+// Plain acknowledgements and resets have none.
 func stirs(frame []byte, outbound bool) string {
 	if len(frame) < header.EthernetMinimumSize+header.IPv4MinimumSize || header.Ethernet(frame).Type() != ipv4.ProtocolNumber {
 		return ""

@@ -65,8 +65,8 @@ func TestAllow(t *testing.T) {
 	}
 }
 
-// TestHostileLink checks that frames of any kind from a guest do no harm, that
-// an oversized one ends the link, and that closing ends every goroutine.
+// TestHostileLink checks that no frame from a guest does harm, that an oversized
+// frame ends the link, and that closing the network ends every goroutine.
 func TestHostileLink(t *testing.T) {
 	before := runtime.NumGoroutine()
 	n, err := New(Config{})
@@ -119,8 +119,8 @@ func ping(to netip.Addr, ident uint16, fragment uint8) []byte {
 
 const guestMAC = "\x52\x54\x00\x6c\x75\x02"
 
-// whoIs returns a guest's frame that asks for the gateway's hardware address,
-// from which the gateway learns the guest's.
+// whoIs returns a guest's ARP request for the gateway's address, which also tells
+// the gateway the guest's.
 func whoIs() []byte {
 	f := make([]byte, header.EthernetMinimumSize+header.ARPSize)
 	header.Ethernet(f).Encode(&header.EthernetFields{SrcAddr: guestMAC, DstAddr: header.EthernetBroadcastAddress, Type: header.ARPProtocolNumber})
@@ -133,7 +133,7 @@ func whoIs() []byte {
 	return f
 }
 
-// TestPing checks that the gateway answers, and that nothing else does.
+// TestPing checks that the gateway answers pings and no other address does.
 func TestPing(t *testing.T) {
 	for _, mode := range []Mode{None, Outbound, Full} {
 		n, err := New(Config{Mode: mode})
@@ -142,7 +142,7 @@ func TestPing(t *testing.T) {
 		}
 		near, far := net.Pipe()
 		var run sync.WaitGroup
-		run.Go(func() { _ = n.Attach(far) }) // it ends with the pipe
+		run.Go(func() { _ = n.Attach(far) }) // returns when the pipe is closed
 		answers := make(chan uint16, 16)
 		run.Go(func() {
 			defer close(answers)
