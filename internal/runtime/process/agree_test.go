@@ -18,9 +18,10 @@ import (
 	"lull/internal/runtime/process"
 )
 
-// A sample shows the connections that the kernel lists, whatever clients do and
-// whether the program runs, and never puts the end of the last connection
-// before its time.
+// TestSampleAgreesWithTheKernel checks that a sample shows the connections that the
+// kernel lists, whatever clients do and whether or not the program is frozen. It
+// also checks that the end of the last connection is never reported as earlier than
+// it was.
 func TestSampleAgreesWithTheKernel(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
@@ -43,14 +44,14 @@ func TestSampleAgreesWithTheKernel(t *testing.T) {
 	})
 }
 
-// crowd is a set of clients.
+// crowd is a set of clients of one program.
 type crowd struct {
 	t     *testing.T
 	r     *rand.Rand
 	w     instance.Workload
 	addr  string
 	open  []net.Conn
-	guard instance.Guard // while it is frozen
+	guard instance.Guard // set while the program is frozen
 	ended time.Time      // when a client last began to disconnect
 }
 
@@ -71,7 +72,7 @@ func (c *crowd) step() {
 		}
 	case 3:
 		c.leave(c.r.IntN(len(c.open) + 1))
-	case 4: // comes and goes between two samples
+	case 4: // a client that comes and goes between two samples
 		if c.guard == nil {
 			c.ended = time.Now()
 			if err := ask(c.addr); err != nil {
@@ -94,13 +95,13 @@ func (c *crowd) awaken() {
 	}
 }
 
-// leave closes the first n clients, some of them with a reset, of which the kernel
-// keeps no trace. The others read what they were sent before, or they would send a
-// reset too.
+// leave closes the first n clients. Some of them reset the connection, after which
+// the kernel keeps no trace of it. The others read everything first, because
+// closing with unread data sends a reset too.
 func (c *crowd) leave(n int) {
 	for _, x := range c.open[:n] {
 		switch {
-		case c.guard != nil: // one that was reset would stay in the queue, unlisted
+		case c.guard != nil: // a reset connection would stay in the frozen program's queue and not be listed
 		case c.r.IntN(3) == 0:
 			_ = x.(*net.TCPConn).SetLinger(0)
 		default:
@@ -114,7 +115,8 @@ func (c *crowd) leave(n int) {
 	c.open = slices.Clone(c.open[n:])
 }
 
-// differs compares a sample with the kernel's listing of the port.
+// differs returns the difference between a sample and the kernel's list for the
+// port, or nil.
 func (c *crowd) differs() error {
 	c.t.Helper()
 	s := lookNow(c.w, ends(c.addr))

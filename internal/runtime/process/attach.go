@@ -15,11 +15,11 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Attach returns a Work for processes that were started outside lull. They are
-// the processes of the group or, without one, pid and its descendants. Their
-// sockets are those of pid's network namespace; alone reports whether nothing
-// else uses that namespace, nil if unknown. The shim does not manage them.
-// Attach returns a *instance.GoneError if pid does not exist.
+// Attach returns a Work for processes that were started outside lull: those of the
+// group g or, if g is nil, pid and its descendants. Their sockets are in pid's
+// network namespace. alone reports whether nothing else uses that namespace; nil
+// means unknown. The shim does not manage these processes. If pid does not exist,
+// Attach returns a *instance.GoneError.
 func (r *Runtime) Attach(id string, run uint64, pid int, g *cgroup.Group, alone func() bool) (*Work, error) {
 	s, err := r.fs.Stat(pid)
 	if errors.Is(err, proc.ErrGone) || err == nil && s.Ended() {
@@ -50,8 +50,9 @@ func (r *Runtime) namespaceOf(pid int) *namespace {
 	return &namespace{pid: pid}
 }
 
-// kinPIDs lists a tree that lull did not start. Nothing marks its processes, so
-// one that left its parents is found only if an earlier listing had it.
+// kinPIDs lists a tree that lull did not start. Its processes carry no mark, so a
+// process whose parents have exited is found only if an earlier listing included
+// it.
 func (w *Work) kinPIDs() ([]int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -81,8 +82,8 @@ func (w *Work) kinPIDs() ([]int, error) {
 	return all, errors.Join(errs...)
 }
 
-// Kin returns the processes of a tree that lull did not start, as of the last
-// listing.
+// Kin returns the processes of a tree that lull did not start, according to the
+// last listing.
 func (w *Work) Kin() (out []shimctl.Process) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -93,7 +94,8 @@ func (w *Work) Kin() (out []shimctl.Process) {
 }
 
 // Recall takes over a tree that lull did not start and that an earlier daemon may
-// have stopped. known are its processes as of then. A thaw continues all of them.
+// have stopped. known are the processes that the earlier daemon had listed. A thaw
+// continues all of them.
 func (w *Work) Recall(known []shimctl.Process) error {
 	w.mu.Lock()
 	for _, p := range known {
@@ -108,14 +110,15 @@ func (w *Work) Recall(known []shimctl.Process) error {
 // Group returns its control group, nil if it has none.
 func (w *Work) Group() *cgroup.Group { return w.group }
 
-// PIDs lists the processes of the run now.
+// PIDs returns the processes of the run. It does not use a cached search.
 func (w *Work) PIDs() ([]int, error) { return w.pids(true) }
 
-// Timers implements instance.Scheduled: those of the crons in the tree.
+// Timers implements instance.Scheduled. It returns the timers of the cron daemons
+// in the tree.
 func (w *Work) Timers() (instance.Timers, error) {
 	pids, err := w.pids(true)
 	if err != nil && len(pids) == 0 {
-		return nil, nil // the sample says so
+		return nil, nil // the sample already reports the error
 	}
 	t, err := crontab.Read(pids)
 	if t == nil {
@@ -134,8 +137,8 @@ func (w *Work) stopTree(ctx context.Context) error {
 	return nil
 }
 
-// continueTree continues what stopTree stopped, even if its main process has
-// ended since. PIDs that belong to other processes by now are left alone.
+// continueTree continues the processes that stopTree stopped, even if the main
+// process has ended. PIDs that now belong to other processes are left alone.
 func (w *Work) continueTree() error {
 	w.mu.Lock()
 	pids := slices.DeleteFunc(slices.Clone(w.stopped), func(pid int) bool {
@@ -150,21 +153,21 @@ func (w *Work) continueTree() error {
 	return nil
 }
 
-// WhenGone tells the shim what to do for id when this daemon has ended: a POST
-// to path on a unix socket. An empty socket cancels that.
+// WhenGone tells the shim which request to make for id when this daemon has ended:
+// a POST to path on a unix socket. An empty socket cancels that.
 func (r *Runtime) WhenGone(ctx context.Context, id, socket, path string) error {
 	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, Path: path})
 }
 
-// ContinueWhenGone is WhenGone for a guest that QEMU has paused; socket is one of
-// its monitors.
+// ContinueWhenGone is WhenGone for a guest that QEMU has paused. socket is one of
+// QEMU's monitors.
 func (r *Runtime) ContinueWhenGone(ctx context.Context, id, socket string) error {
 	return r.whenGone(ctx, shimctl.Outside{ID: id, Socket: socket, QMP: socket != ""})
 }
 
-// ThawWhenGone is WhenGone for things that this daemon freezes in place: a
-// control group, or processes with their descendants. Neither of them cancels
-// it.
+// ThawWhenGone tells the shim what to thaw for id when this daemon has ended: a
+// control group, or the processes of tree with their descendants. With neither, it
+// cancels that.
 func (r *Runtime) ThawWhenGone(ctx context.Context, id, group string, tree []shimctl.Process) error {
 	return r.whenGone(ctx, shimctl.Outside{ID: id, Group: group, Tree: tree})
 }
@@ -181,8 +184,8 @@ func (r *Runtime) whenGone(ctx context.Context, o shimctl.Outside) error {
 	return nil
 }
 
-// KeepOpen has the shim keep a descriptor open while a daemon restarts, in place of
-// the one that it keeps under id; with -1 it keeps none.
+// KeepOpen makes the shim keep a descriptor open under id while a daemon restarts,
+// replacing an earlier one. With an fd of -1 it keeps none.
 func (r *Runtime) KeepOpen(ctx context.Context, id string, fd int) error {
 	if err := r.shim().KeepOpen(ctx, id, fd); err != nil {
 		return fmt.Errorf("cannot hand a descriptor to the shim: %w", err)

@@ -17,23 +17,22 @@ const (
 	beatLinger = 10 * time.Second // after the last thaw
 )
 
-// heart sends heartbeats to the shim while something is frozen. If the
-// daemon hangs, the shim thaws everything. Without frozen instances it costs
-// nothing.
+// heart sends heartbeats to the shim while anything is frozen. If the daemon hangs,
+// the shim thaws everything. While nothing is frozen, heart costs nothing.
 type heart struct {
 	r *Runtime
 
 	mu      sync.Mutex
-	frozen  map[string]bool // instances that are, are about to be, or may be frozen
+	frozen  map[string]bool // instances that are frozen, may be, or are about to be
 	emptied time.Time       // when frozen became empty
 	pulse   shimctl.Pulse
-	client  *shimctl.Client // the client that watches pulse; nil if none does
+	client  *shimctl.Client // the client whose shim watches pulse; nil if none does
 	beating bool
 	closed  bool
 }
 
-// hold covers id, starting before its freeze, until drop. If a shim cannot
-// watch, that is logged and the freeze continues.
+// hold starts the heartbeat for id, before its freeze. The heartbeat lasts until
+// drop. If a shim cannot watch it, that is logged and the freeze continues.
 func (h *heart) hold(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -44,7 +43,7 @@ func (h *heart) hold(id string) {
 	h.armLocked()
 }
 
-// drop ends the cover of id, because it runs or no longer exists.
+// drop ends the heartbeat for id, because id runs or no longer exists.
 func (h *heart) drop(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -53,7 +52,7 @@ func (h *heart) drop(id string) {
 	}
 }
 
-// connected makes a newly connected shim watch, if anything is frozen.
+// connected makes a newly connected shim watch the heartbeat if anything is frozen.
 func (h *heart) connected() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -88,7 +87,7 @@ func (h *heart) armLocked() {
 		h.pulse.Arm(true)
 		ctx, cancel := context.WithTimeout(context.Background(), beatAsk)
 		defer cancel()
-		if fd, err := c.Beat(ctx); err == nil { // another shim watches now
+		if fd, err := c.Beat(ctx); err == nil { // another shim than before watches now
 			unix.Close(fd)
 		}
 	}
@@ -98,7 +97,7 @@ func (h *heart) armLocked() {
 	}
 }
 
-// beat beats until nothing has been frozen for a while.
+// beat sends heartbeats until nothing has been frozen for beatLinger.
 func (h *heart) beat() {
 	wait, end := every(shimctl.BeatEvery)
 	defer end()
@@ -123,9 +122,9 @@ func (h *heart) beat() {
 	}
 }
 
-// every returns how to wait until the next multiple of d has passed, and how to end
-// that. It uses a timer of the kernel if it can, because beats are most of what the
-// daemon does while everything sleeps.
+// every returns a function that waits until the next multiple of d since the call,
+// and one that ends the waiting. It prefers a timer of the kernel, because
+// heartbeats are most of what the daemon does while everything sleeps.
 func every(d time.Duration) (wait, end func()) {
 	a, err := alarm.New()
 	if err != nil {

@@ -20,9 +20,9 @@ import (
 	"lull/internal/runtime/process"
 )
 
-// BenchmarkWake reports, for each freezer, the median time of a wake from the
-// kernel's event to the thaw, and of a client from connect to answer, both when
-// it wakes the program and when the program runs.
+// BenchmarkWake reports medians for each freezer: of the time from the kernel's
+// event to the thaw, and of a client's time from connect to answer, both when it
+// wakes the program and when the program runs.
 func BenchmarkWake(b *testing.B) {
 	for name, cfg := range map[string]process.Config{"best": {}, "signals": {Signals: true}} {
 		b.Run(name, func(b *testing.B) {
@@ -79,8 +79,8 @@ func BenchmarkWake(b *testing.B) {
 	}
 }
 
-// BenchmarkSample reads a program with ten connections: one that has not run
-// since, one that runs between two readings, and one that is frozen.
+// BenchmarkSample samples a program with ten connections in three states: not run
+// since the last sample, run in between, and frozen.
 func BenchmarkSample(b *testing.B) {
 	exe, err := os.Executable()
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// connect connects to the shim, and starts one if needed. thawed reports
-// whether the shim thawed instances since the last acknowledgement.
+// connect connects to the shim, starting one if necessary. thawed reports whether
+// the shim has thawed instances since the last acknowledgement.
 func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
@@ -29,7 +29,8 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 		if other, ok := errors.AsType[*shimctl.VersionError](err); ok {
 			return false, fmt.Errorf("%w; end the old shim with kill -TERM %d (instances run on) and try again", err, other.PID)
 		}
-		// While a shim is ending, another one would refuse to start.
+		// Wait while another shim is ending, because a new one would refuse to
+		// start.
 		if !launched && !r.shimLives() {
 			if err := r.launchShim(); err != nil {
 				return false, err
@@ -62,7 +63,7 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 func (r *Runtime) shimLives() bool {
 	f, err := os.Open(filepath.Join(r.cfg.Dir, "shim.lock"))
 	if err != nil {
-		return false // starting one reports the cause
+		return false // starting a shim will report the cause
 	}
 	defer f.Close()
 	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
@@ -71,7 +72,7 @@ func (r *Runtime) shimLives() bool {
 // launchShim starts a shim that outlives this process.
 func (r *Runtime) launchShim() error {
 	path := r.cfg.Shim
-	if self, err := os.Executable(); err != nil || self != path { // this program runs here, however it is linked
+	if self, err := os.Executable(); err != nil || self != path { // this program itself works here, however it is linked
 		if err := elfcheck.Static(path); err != nil {
 			return fmt.Errorf("cannot use lull-shim: %w; build it with: make build, or name another with --shim", err)
 		}
@@ -88,7 +89,7 @@ func (r *Runtime) launchShim() error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("cannot start %s: %w", path, err)
 	}
-	// It outlives this process, or is reaped when another shim is needed.
+	// The shim outlives this process, or is reaped when another one is needed.
 	r.collectShim()
 	r.mu.Lock()
 	r.child = cmd.Process.Pid
@@ -96,7 +97,7 @@ func (r *Runtime) launchShim() error {
 	return cmd.Process.Release()
 }
 
-// collectShim reaps a shim that this process started and that has ended.
+// collectShim reaps a shim that this process started, if it has ended.
 func (r *Runtime) collectShim() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,7 +108,7 @@ func (r *Runtime) collectShim() {
 	}
 }
 
-// Run watches frozen instances and keeps a shim connected until ctx ends.
+// Run watches frozen instances, and keeps a shim connected, until ctx ends.
 func (r *Runtime) Run(ctx context.Context) error {
 	r.mu.Lock()
 	r.running = true
@@ -176,7 +177,7 @@ func (r *Runtime) readopt(ctx context.Context) {
 	r.giveReports(ctx)
 	for _, w := range works {
 		if w.ident.PID == 0 {
-			continue // its start finds out by itself
+			continue // the start in progress handles the loss of the shim itself
 		}
 		if err := c.Adopt(ctx, w.asRun()); err != nil {
 			r.cfg.Log.Warn("the new shim cannot take over an instance", "id", w.id, "err", err)

@@ -8,37 +8,38 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// countersFile is in the path of the file in which a JVM keeps its performance
-// counters, and countersSize the usual size of that file. The JVM maps it and
-// updates it many times a second, used or not, so the kernel counts its pages as
-// written each time after it has written them back.
+// countersFile is part of the path of the file in which a JVM keeps its performance
+// counters. countersSize is the usual size of that file. The JVM maps the file and
+// updates it many times a second, even if it is idle. Whenever the kernel has
+// written the pages back, the next update counts as a write again.
 const (
 	countersFile = "/hsperfdata_"
 	countersSize = 32 << 10
 )
 
-// counters finds out how much of what processes write is JVMs' counters. The
-// zero value is ready for use. It is safe for concurrent use.
+// counters determines how many of the bytes that processes write are a JVM's
+// performance counters. The zero value is ready for use. It is safe for concurrent
+// use.
 type counters struct {
 	mu   sync.Mutex
 	last map[int]counted
 }
 
-// counted is a process at the last sample.
+// counted is the state of a process at the last sample.
 type counted struct {
 	io     proc.IO
 	upkeep uint64 // cumulative bytes that were only counters
 }
 
-// upkeep returns how many of the bytes that a process has written were only a
-// JVM's counters: what it wrote since the last sample without a write call, if
-// that is at most as much as the file has, and there is no other file that it
-// could have changed. Whatever cannot be read counts as use.
+// upkeep returns how many of the bytes that a process has written were only a JVM's
+// counters. What a process wrote since the last sample counts as that if it made no
+// write calls, wrote at most countersSize bytes, and has no other shared file
+// mapped. Whatever cannot be read counts as use.
 func (c *counters) upkeep(fs *proc.FS, pid int, io proc.IO) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old, known := c.last[pid]
-	known = known && io.Written >= old.io.Written && io.Calls >= old.io.Calls // otherwise it is another process
+	known = known && io.Written >= old.io.Written && io.Calls >= old.io.Calls // otherwise the PID belongs to another process now
 	now := counted{io: io}
 	if known {
 		now.upkeep = old.upkeep
@@ -59,7 +60,7 @@ func onlyCounters(files []string) bool {
 	return len(files) > 0 && !slices.ContainsFunc(files, func(f string) bool { return !strings.Contains(f, countersFile) })
 }
 
-// keep forgets the processes that are not in now.
+// keep forgets the processes that are not keys of now.
 func (c *counters) keep(now map[int]uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,9 +10,9 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// TestCounters checks that a JVM's writes to its mapped counters are not disk
-// traffic, but that its other writes are, and the same writes of another
-// program.
+// TestCounters checks that a JVM's writes to its mapped counters do not count as
+// disk traffic, and that its other writes and the same writes by another program
+// do.
 func TestCounters(t *testing.T) {
 	const jvm = "7f0000000000-7f0000008000 rw-s 00000000 fe:00 42 /tmp/hsperfdata_ada/100\n"
 	type step struct{ written, calls uint64 }

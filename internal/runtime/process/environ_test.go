@@ -12,8 +12,8 @@ import (
 	"lull/internal/runtime/process"
 )
 
-// overwrites is a program that overwrites its whole environment, as nginx and
-// Redis do to set their title.
+// overwrites is a program that overwrites its whole environment, as nginx and Redis
+// do to set their process titles.
 const overwrites = `
 import time
 f = open('/proc/self/stat').read().rsplit(')', 1)[1].split()
@@ -25,8 +25,9 @@ print('written', flush=True)
 time.sleep(1000)
 `
 
-// A command beside a program that has overwritten its environment gets the one
-// that the program was started with, also from the next daemon.
+// TestExecAfterATitle checks that a command beside a program that has overwritten
+// its environment gets the environment with which the program was started, also
+// from the next daemon.
 func TestExecAfterATitle(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Exec implements instance.Execer: it runs a command in the groups and the
-// environment of an instance.
+// Exec implements instance.Execer. It runs a command in the control group and with
+// the environment of an instance.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s instance.Streams) (int, error) {
 	env, dir, err := r.environment(ctx, id)
 	if err != nil {
@@ -40,8 +40,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s ins
 	for n, f := range t.theirs {
 		fds[n] = int(f.Fd())
 	}
-	// The caller may give up before it is known which process was started. In
-	// that case the command is ended below.
+	// The start completes even if the caller gives up, because otherwise an unknown
+	// process could remain. The command is then ended below.
 	begin, cancel := context.WithTimeout(context.WithoutCancel(ctx), beginLimit)
 	defer cancel()
 	st, err := r.shim().Exec(begin, shimctl.Exec{ID: id, Command: q.Command, Env: append(env, q.Env...), Dir: dir, TTY: s.TTY}, fds)
@@ -57,7 +57,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s ins
 	return e.Code, err
 }
 
-// notStarted gives an error of the shim the exit code that shells have for it.
+// notStarted converts an error of the shim into one with the exit code that shells
+// use for it.
 func notStarted(err error) error {
 	var said *shimctl.Error
 	if !errors.As(err, &said) || said.Code != shimctl.CodeStage {
@@ -70,11 +71,11 @@ func notStarted(err error) error {
 	return &instance.CommandError{Code: code, Err: err}
 }
 
-// outputGrace is the time for which output is read after a command has exited.
-// Background processes of the command may keep it open forever.
+// outputGrace is how long output is still read after a command has exited. Its
+// background processes may keep the output open forever.
 const outputGrace = 200 * time.Millisecond
 
-// stdio is the standard streams of a command: three pipes, or a terminal.
+// stdio holds the standard streams of a command: three pipes, or a terminal.
 type stdio struct {
 	tty    bool
 	theirs [3]*os.File // the command's ends
@@ -113,16 +114,16 @@ func newStdio(s instance.Streams) (t *stdio, err error) {
 	return t, err
 }
 
-// given closes the command's ends.
+// given closes the command's ends, which the command now has.
 func (t *stdio) given() {
 	for _, f := range t.theirs {
 		if f != nil {
-			f.Close() // a terminal more than once
+			f.Close() // a terminal is closed more than once; that error does not matter
 		}
 	}
 }
 
-// close closes our ends. It hangs up a terminal.
+// close closes our ends. Closing a terminal hangs it up.
 func (t *stdio) close() {
 	if t.in != nil {
 		t.in.Close()
@@ -132,8 +133,8 @@ func (t *stdio) close() {
 	}
 }
 
-// connect copies the streams and carries out what is asked of the running command,
-// until over is closed.
+// connect copies the streams, and applies the signals and terminal sizes from
+// s.Control to the command, until over is closed.
 func (t *stdio) connect(s instance.Streams, over <-chan struct{}, signal func(syscall.Signal)) {
 	for n, f := range t.out {
 		to := []io.Writer{s.Out, s.Err}[n]
@@ -141,7 +142,7 @@ func (t *stdio) connect(s instance.Streams, over <-chan struct{}, signal func(sy
 	}
 	if s.In != nil {
 		go func() {
-			_, _ = io.Copy(t.in, s.In) // a command that stops reading is no error
+			_, _ = io.Copy(t.in, s.In) // a command that has stopped reading is not an error
 			if !t.tty {
 				t.in.Close()
 			}
@@ -169,16 +170,16 @@ func (t *stdio) connect(s instance.Streams, over <-chan struct{}, signal func(sy
 // drain reads the remaining output of a command that has exited.
 func (t *stdio) drain() {
 	for _, f := range t.out {
-		_ = f.SetReadDeadline(time.Now().Add(outputGrace)) // it fails if the terminal was hung up
+		_ = f.SetReadDeadline(time.Now().Add(outputGrace)) // fails for a terminal that was hung up
 	}
 	t.read.Wait()
 }
 
-// signalExec sends a signal to the process group of a command, which leads its own
-// session.
+// signalExec signals the process group of a command. The command leads its own
+// session, and so its own group.
 func (r *Runtime) signalExec(s shimctl.Started, sig syscall.Signal) {
 	if st, err := r.fs.Stat(s.PID); err == nil && st.Start == s.Start {
-		_ = syscall.Kill(-s.PID, sig) // it may have ended
+		_ = syscall.Kill(-s.PID, sig) // fails if the command has ended
 	}
 }
 
@@ -199,7 +200,7 @@ func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started, t *stdio) (i
 	case <-ctx.Done():
 	}
 	sigs := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}
-	if t.tty { // closing it sends SIGHUP, which interactive shells obey
+	if t.tty { // closing a terminal sends SIGHUP, on which interactive shells exit
 		t.close()
 		sigs[0] = syscall.SIGHUP
 	}
@@ -218,11 +219,10 @@ func (r *Runtime) awaitExec(ctx context.Context, s shimctl.Started, t *stdio) (i
 	return instance.Exit{}, fmt.Errorf("the command was ended because the request was canceled: %w", context.Cause(ctx))
 }
 
-// beginLimit bounds the start of a command. It exceeds the time that the
-// supervisor needs before the program runs.
+// beginLimit bounds the start of a command. It is longer than the shim's own limit.
 const beginLimit = 30 * time.Second
 
-// endGrace is the time that an abandoned command gets to exit.
+// endGrace is how long an abandoned command gets to exit before it is killed.
 const endGrace = 2 * time.Second
 
 func (r *Runtime) execEnded(e shimctl.ExecEnded) {
@@ -238,9 +238,9 @@ func (r *Runtime) execEnded(e shimctl.ExecEnded) {
 	}
 }
 
-// environment returns the environment with which an instance's main process was
-// started. For a run started by an earlier version of lull it reads that of the
-// process.
+// environment returns the environment and directory with which an instance's main
+// process was started. For a run that an earlier version of lull started, it reads
+// those of the process.
 func (r *Runtime) environment(ctx context.Context, id string) (env []string, dir string, err error) {
 	r.mu.Lock()
 	w := r.works[id]
@@ -272,8 +272,8 @@ func (r *Runtime) environment(ctx context.Context, id string) (env []string, dir
 	return env, dir, nil
 }
 
-// environ reads a process's environment. It is empty only briefly, while the
-// process executes another program.
+// environ reads a process's environment. It retries while the environment is empty,
+// which it is for a moment when the process executes another program.
 func environ(ctx context.Context, pid int) (b []byte, err error) {
 	for range 100 {
 		if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err != nil || len(b) > 0 {
@@ -288,8 +288,9 @@ func environ(ctx context.Context, pid int) (b []byte, err error) {
 	return b, nil
 }
 
-// Identify returns the instance that a process belongs to, from its control
-// group, or else from the mark in its own or a parent's environment.
+// Identify returns the ID of the instance to which a process belongs. It looks at
+// the process's control group, or else at the mark in the environment of the
+// process and of its parents.
 func (r *Runtime) Identify(pid int) (string, error) {
 	if r.place.Dir != "" {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
@@ -297,7 +298,7 @@ func (r *Runtime) Identify(pid int) (string, error) {
 			return "", err
 		}
 		// The directory of this host's groups has a unique name, so it is
-		// recognized in a path as seen from any namespace.
+		// recognized in a path from any control group namespace.
 		host := "/" + filepath.Base(r.place.Dir) + "/"
 		for line := range strings.Lines(string(b)) {
 			if _, rest, ok := strings.Cut(strings.TrimSpace(line), host); ok {
@@ -326,16 +327,15 @@ func (r *Runtime) Identify(pid int) (string, error) {
 	return "", errors.New("it carries no instance's mark")
 }
 
-// mayPageOut reports whether this process may advise about another process's
-// memory.
+// mayPageOut reports whether this process may page out another process's memory.
 func mayPageOut() bool {
 	var data [2]unix.CapUserData
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	return unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_NICE) != 0
 }
 
-// pageOut asks the kernel to page out a process's memory. It is advice: memory
-// without a backing store remains.
+// pageOut asks the kernel to page out a process's memory. Memory without a backing
+// store, such as swap, remains.
 func (r *Runtime) pageOut(pid int) error {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if errors.Is(err, os.ErrNotExist) {

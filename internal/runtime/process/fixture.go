@@ -12,24 +12,25 @@ import (
 	"lull/internal/platform/sockets"
 )
 
-// Fixture is a machine that is not this one: a recorded or simulated one, whose
-// instances are sampled as real ones are.
+// Fixture is a recorded or simulated machine. Its instances are sampled like real
+// ones.
 type Fixture struct {
 	Proc  string        // directory with the layout of /proc
 	Group *cgroup.Group // the control group of the instance
-	// Sockets takes the place of the kernel's list of TCP and UDP sockets, with
-	// the states and the protocol that q selects. There are no unix sockets.
+	// Sockets returns the TCP and UDP sockets that q selects by state and protocol,
+	// in place of the kernel. A fixture has no unix sockets.
 	Sockets func(q sockets.Query) ([]sockets.Socket, error)
 }
 
-// Work returns a run of the fixture. Only Sample, Froze and AtWork work on it.
+// Work returns a run on the fixture. Only its methods Sample, Froze and AtWork may
+// be called.
 func (f *Fixture) Work(id string, ident instance.Identity) *Work {
 	r := &Runtime{fs: proc.At(f.Proc), works: map[string]*Work{}}
 	r.strays.r, r.heart.r = r, r
 	return &Work{r: r, id: id, ident: ident, group: f.Group, net: &namespace{given: f}}
 }
 
-// inspect describes the sockets of h as the list of the fixture does.
+// inspect fills in the sockets of h from the fixture's list.
 func (f *Fixture) inspect(h *holdings) error {
 	all, err := f.Sockets(sockets.Query{Info: true, States: []sockets.State{sockets.Listen, sockets.Established, sockets.CloseWait}})
 	h.sockets = nil
@@ -50,7 +51,7 @@ func (f *Fixture) inspect(h *holdings) error {
 	return err
 }
 
-// lookup takes the place of sockets.Lookup.
+// lookup is sockets.Lookup for the fixture.
 func (f *Fixture) lookup(_ context.Context, _ int, pairs []sockets.Pair) ([]sockets.Socket, error) {
 	all, err := f.Sockets(sockets.Query{Info: true, States: []sockets.State{sockets.Established, sockets.CloseWait, sockets.TimeWait}})
 	return slices.DeleteFunc(all, func(s sockets.Socket) bool {

@@ -17,9 +17,9 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// reports is the descriptor that reports the binds of one run. The daemon never
-// reads it. It keeps it open so that a bind waits, rather than fails, while the
-// shim is replaced.
+// reports holds the descriptor on which the binds of one run are reported to the
+// shim. The daemon never reads it. It keeps the descriptor open so that a bind
+// waits, rather than fails, while the shim is replaced.
 type reports struct {
 	run  uint64
 	file *fdstore.File
@@ -28,9 +28,9 @@ type reports struct {
 // handoffLimit bounds the trial of a handoff, and other short requests.
 const handoffLimit = 15 * time.Second
 
-// Handoff returns why a kept socket cannot be given to a program at its bind
-// here; nil if it can. noPrivs reports whether programs then run with
-// no_new_privs. The shim tries it once.
+// Handoff returns why a kept socket cannot be handed to a program at its bind on
+// this machine, or nil. noPrivs reports whether programs must run with no_new_privs
+// for that. The shim tries a handoff once.
 func (r *Runtime) Handoff(ctx context.Context) (noPrivs bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, handoffLimit)
 	defer cancel()
@@ -47,7 +47,8 @@ func (r *Runtime) Handoff(ctx context.Context) (noPrivs bool, err error) {
 	return c.NoNewPrivs, nil
 }
 
-// startInShim starts a run. Its binds are reported if l asks for that.
+// startInShim makes the shim start a run. If l asks for handoffs, the run's binds
+// are reported.
 func (r *Runtime) startInShim(ctx context.Context, l instance.Launch, dirs []string) (shimctl.Started, error) {
 	m := shimctl.StartOf(l, dirs)
 	if len(l.Handoff) == 0 {
@@ -60,8 +61,8 @@ func (r *Runtime) startInShim(ctx context.Context, l instance.Launch, dirs []str
 	return s, err
 }
 
-// keepReports keeps the descriptor that reports the binds of a run, replacing
-// an earlier one. A negative fd keeps nothing.
+// keepReports keeps the descriptor on which the binds of a run are reported,
+// replacing an earlier one. With a negative fd it keeps none.
 func (r *Runtime) keepReports(id string, run uint64, fd int) {
 	r.mu.Lock()
 	old, had := r.reports[id]
@@ -79,7 +80,8 @@ func (r *Runtime) keepReports(id string, run uint64, fd int) {
 	}
 }
 
-// dropReports closes the descriptor that reports the binds of a finished run.
+// dropReports closes the descriptor on which the binds of a finished run were
+// reported.
 func (r *Runtime) dropReports(id string, run uint64) {
 	r.mu.Lock()
 	old, had := r.reports[id]
@@ -93,9 +95,9 @@ func (r *Runtime) dropReports(id string, run uint64) {
 	}
 }
 
-// holdAgain makes this daemon hold the sockets of an instance in addition to
-// the shim, and the descriptor that reports the binds of its run. An error
-// means that it does not hold the descriptor.
+// holdAgain duplicates into this daemon the sockets that the shim holds for an
+// instance, and the descriptor on which the run's binds are reported. It returns an
+// error if it could not get the descriptor.
 func (r *Runtime) holdAgain(ctx context.Context, id string, run uint64) error {
 	c := r.shim()
 	if addrs, fds, err := c.Listeners(ctx, id); err == nil {
@@ -108,8 +110,9 @@ func (r *Runtime) holdAgain(ctx context.Context, id string, run uint64) error {
 	return err
 }
 
-// CannotBind reports whether every further bind of the program fails, because
-// daemon and supervisor ended together and its binds can no longer be reported.
+// CannotBind reports whether every further bind of the program fails, because the
+// daemon and the shim ended together and the program's binds can no longer be
+// reported.
 func (w *Work) CannotBind() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -124,7 +127,7 @@ func (w *Work) Trouble() string {
 	return ""
 }
 
-// giveReports passes the descriptors that report binds to a new shim.
+// giveReports passes a new shim the descriptors on which binds are reported.
 func (r *Runtime) giveReports(ctx context.Context) {
 	r.mu.Lock()
 	all, c := maps.Clone(r.reports), r.client
@@ -144,7 +147,8 @@ func (r *Runtime) giveReports(ctx context.Context) {
 	}
 }
 
-// untilAnswered repeats an idempotent request while the shim is replaced.
+// untilAnswered makes an idempotent request, and repeats it while the shim is
+// replaced.
 func (r *Runtime) untilAnswered(ctx context.Context, ask func(*shimctl.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
@@ -155,14 +159,15 @@ func (r *Runtime) untilAnswered(ctx context.Context, ask func(*shimctl.Client) e
 			return err
 		}
 		select {
-		case <-time.After(10 * time.Millisecond): // Run creates a new connection
+		case <-time.After(10 * time.Millisecond): // Run reconnects meanwhile
 		case <-ctx.Done():
 			return err
 		}
 	}
 }
 
-// heldChanged handles the shim's notice that it now holds another socket.
+// heldChanged handles the shim's notice that the sockets it holds for an instance
+// have changed.
 func (r *Runtime) heldChanged(m shimctl.HeldChanged) {
 	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
 	defer cancel()
@@ -183,15 +188,15 @@ func (r *Runtime) heldChanged(m shimctl.HeldChanged) {
 	}
 }
 
-// Shut makes the kept sockets of an instance ignore new connections until Open:
-// clients repeat their first packet and wait. It is used while a program that
-// is asked to exit could still accept a connection.
+// Shut makes the kept sockets of an instance ignore new connections until Open,
+// while a program that is asked to exit could still accept one. The clients'
+// kernels repeat their first packet, so they wait.
 //
-// A unix socket cannot do that; the shim puts another one in its place.
-// Datagrams wait in any case.
+// Unix sockets have no such mode, so the shim replaces them. UDP sockets need none,
+// because datagrams wait in any case.
 func (r *Runtime) Shut(id string) { r.door(id, true) }
 
-// Open ends Shut.
+// Open undoes Shut.
 func (r *Runtime) Open(id string) { r.door(id, false) }
 
 func (r *Runtime) door(id string, shut bool) {
@@ -224,12 +229,13 @@ func (r *Runtime) door(id string, shut bool) {
 	}
 }
 
-// closedFor is how long a program may be without its listening socket, as while
-// it replaces itself, before new clients are refused.
+// closedFor is how long a program may be without its listening socket, for example
+// while it replaces itself, before new clients are refused.
 const closedFor = 5 * time.Second
 
-// noteClosed has the shim stop listening on kept sockets that the program has
-// closed although it runs on. own are the sockets of the program.
+// noteClosed makes the shim stop listening on kept sockets that the program has
+// closed for closedFor although it continues to run. own are the sockets of the
+// program.
 func (w *Work) noteClosed(own map[uint64]place) {
 	w.r.mu.Lock()
 	var missing []string
@@ -238,7 +244,7 @@ func (w *Work) noteClosed(own map[uint64]place) {
 		if _, ok := own[inode]; ok {
 			continue
 		}
-		_ = k.with(n, func(fd int) error { // the next sample tries again
+		_ = k.with(n, func(fd int) error { // an error does not matter, because the next sample tries again
 			if on, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err == nil && on != 0 {
 				missing = append(missing, k.addrs[n])
 			}
@@ -252,7 +258,7 @@ func (w *Work) noteClosed(own map[uint64]place) {
 	switch {
 	case len(missing) == 0:
 		w.closed = time.Time{}
-	case since.IsZero() || now.Sub(since) >= closedFor: // the next request is due only after another interval
+	case since.IsZero() || now.Sub(since) >= closedFor: // after a request to the shim, wait another interval before the next
 		w.closed = now
 	}
 	w.mu.Unlock()
@@ -261,7 +267,7 @@ func (w *Work) noteClosed(own map[uint64]place) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
 	defer cancel()
-	released, err := w.r.shim().Release(ctx, w.id, missing) // a socket that has not been bound yet is kept
+	released, err := w.r.shim().Release(ctx, w.id, missing) // the shim keeps a socket that the program has not bound yet
 	switch {
 	case err != nil:
 		w.r.cfg.Log.Warn("a port that the program has closed stays open", "id", w.id, "err", err)

@@ -11,23 +11,23 @@ import (
 	"lull/internal/lib/segment"
 )
 
-// launched is the environment that commands inside an instance share with its
-// program. It is stored as the program received it, because programs such as
-// nginx and Redis overwrite the memory that /proc/PID/environ shows.
+// launched is the environment in which an instance's program was started; commands
+// beside it get the same. It is stored because programs such as nginx and Redis
+// overwrite the memory that /proc/PID/environ shows.
 type launched struct {
 	Run uint64   `json:"run"`
 	Env []string `json:"env"`
 	Dir string   `json:"dir"`
 }
 
-// maxLaunched bounds the size of the file, in bytes.
+// maxLaunched bounds the size of the file of a launched, in bytes.
 const maxLaunched = 1 << 20
 
 func (r *Runtime) launchedFile(id string) string {
 	return filepath.Join(r.cfg.Dir, "launched-"+id+".json")
 }
 
-// noteLaunch stores the environment of a run across restarts of the daemon.
+// noteLaunch stores the environment of a run on disk for later daemons.
 func (r *Runtime) noteLaunch(l instance.Launch) error {
 	n := launched{Run: l.Run, Dir: l.Dir}
 	for _, e := range l.Env {
@@ -45,8 +45,8 @@ func (r *Runtime) noteLaunch(l instance.Launch) error {
 	return segment.WriteFile(r.launchedFile(l.ID), b, 0o600)
 }
 
-// launchOf returns the stored environment of a run, and an error if there is
-// none.
+// launchOf returns what noteLaunch stored for a run, or an error if nothing is
+// stored.
 func (r *Runtime) launchOf(id string, run uint64) (launched, error) {
 	r.mu.Lock()
 	n, ok := r.launches[id]

@@ -12,9 +12,9 @@ import (
 	"lull/internal/platform/sockets"
 )
 
-// TestListenersThatMove checks that a socket that has moved since it was found
-// is an error, after which the search is repeated, and that one that may not be
-// duplicated is listed as one that cannot be watched.
+// TestListenersThatMove checks that a socket that was moved after it was found
+// causes an error and a new search, and that a socket that may not be duplicated is
+// listed as one that cannot be watched.
 func TestListenersThatMove(t *testing.T) {
 	w := &Work{r: &Runtime{}, net: &namespace{}}
 	l, err := net.Listen("tcp4", "127.0.0.1:0")

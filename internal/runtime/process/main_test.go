@@ -77,7 +77,7 @@ func freezers(t *testing.T, test func(t *testing.T, cfg process.Config)) {
 	}
 }
 
-// host is a runtime under test, with the daemon's side of it.
+// host is a runtime under test, together with a daemon's use of it.
 type host struct {
 	t   *testing.T
 	cfg process.Config
@@ -117,12 +117,12 @@ func newHost(t *testing.T, cfg process.Config) *host {
 type testWriter struct{ t *testing.T }
 
 func (w testWriter) Write(b []byte) (int, error) {
-	defer func() { _ = recover() }() // log lines after the end of the test are discarded
+	defer func() { _ = recover() }() // t.Log panics after the end of the test; such log lines are discarded
 	w.t.Log(strings.TrimSpace(string(b)))
 	return len(b), nil
 }
 
-// open starts the daemon.
+// open creates the runtime, as a starting daemon does.
 func (h *host) open() {
 	h.t.Helper()
 	rt, err := process.New(waittest.Context(h.t), h.cfg)
@@ -144,7 +144,8 @@ func (h *host) open() {
 	}
 }
 
-// close ends the daemon. The shim and the programs continue to run.
+// close closes the runtime, as an ending daemon does. The shim and the programs
+// continue to run.
 func (h *host) close() {
 	h.stop()
 	h.stop = nil
@@ -162,7 +163,8 @@ func (h *host) end() {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 		waittest.Until(h.t, "the shim ends", func() bool { return over(pid) })
 	}
-	// The watchdog ends after the shim, and may only begin: then it makes its socket.
+	// The watchdog ends only after the shim. It may even be starting still, and
+	// create its socket.
 	waittest.Until(h.t, "the shim's watchdog ends", func() bool { return !h.inUse() })
 	if h.t.Failed() {
 		b, _ := os.ReadFile(filepath.Join(h.cfg.Dir, "shim.log"))
@@ -174,7 +176,7 @@ func (h *host) end() {
 func (h *host) inUse() bool {
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	return slices.ContainsFunc(all, func(name string) bool {
-		b, _ := os.ReadFile(name) // empty for a process that has ended
+		b, _ := os.ReadFile(name) // empty if the process has ended
 		return strings.Contains(string(b), "\x00"+h.cfg.Dir+"\x00")
 	})
 }
@@ -190,8 +192,9 @@ func over(pid int) bool {
 	return err != nil || strings.Contains(string(b), ") Z ")
 }
 
-// launch returns a run. Its ID must not occur in the tests of package shim, which
-// may run at the same time: processes are found by their instance's ID.
+// launch returns the launch of a run. Its ID must not be used by the tests of
+// package shim, which may run at the same time, because processes are found by
+// instance ID.
 func (h *host) launch(id string, run uint64, argv ...string) instance.Launch {
 	return instance.Launch{ID: id, Run: run, Command: argv, Dir: "/", LogPath: h.log(id), LogMax: 1 << 20,
 		Env: []string{"PATH=/usr/bin:/bin", "OUT=" + h.out(id)}}
@@ -200,7 +203,7 @@ func (h *host) launch(id string, run uint64, argv ...string) instance.Launch {
 func (h *host) log(id string) string { return filepath.Join(h.cfg.Dir, id+".log") }
 func (h *host) out(id string) string { return filepath.Join(h.cfg.Dir, id+".out") }
 
-// start starts a run, which ends with the test.
+// start starts a run, which is killed at the end of the test.
 func (h *host) start(l instance.Launch) instance.Workload {
 	h.t.Helper()
 	w, err := h.rt.Start(waittest.Context(h.t), l)
@@ -227,7 +230,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// serve starts a program of this test binary that listens, and waits for it.
+// serve starts a server of this test binary, and waits until it listens.
 func (h *host) serve(id string, run uint64, kind string, addrs ...string) instance.Workload {
 	h.t.Helper()
 	l := h.launch(id, run, append([]string{h.cfg.Shim, "program", kind}, addrs...)...)
@@ -239,7 +242,7 @@ func (h *host) serve(id string, run uint64, kind string, addrs ...string) instan
 func (h *host) ready(w instance.Workload, n int) {
 	h.t.Helper()
 	var ls []instance.Listener
-	waittest.NoError(h.t, "it listens", func() (err error) { // a program in exec cannot be read by other users than root
+	waittest.NoError(h.t, "it listens", func() (err error) { // during exec, only root can read a program's sockets
 		if ls, err = w.Listeners(); err == nil && len(ls) < n {
 			err = fmt.Errorf("%d listeners, want %d", len(ls), n)
 		}
@@ -262,7 +265,7 @@ func (h *host) exit(id string, run uint64) instance.Exit {
 	return e
 }
 
-// port returns an unused address.
+// port returns an address of host that is not in use.
 func port(t testing.TB, host string) string {
 	t.Helper()
 	p, err := freeport.Take()

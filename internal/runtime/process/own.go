@@ -16,21 +16,22 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// holdings lists the sockets and files of the tree at one time.
+// holdings lists the sockets and files of the tree at one moment.
 type holdings struct {
-	cpu     time.Duration // of the tree, read before the search
-	exact   bool          // the search is valid until the tree uses more CPU
+	cpu     time.Duration // CPU time of the tree, read before the search
+	exact   bool          // the search is valid as long as the CPU time is cpu
 	own     map[uint64]place
 	disk    uint64
 	diskErr error
 
 	sockets []sockets.Info // the last reading
-	moved   bool           // a socket was closed or moved while they were read
-	again   []group        // how to read sockets again while the tree does not run; nil if that is impossible
-	names   []names        // of sockets, in the same order; nil until they are needed
+	moved   bool           // some sockets were closed or moved while they were read
+	again   []group        // where to read the sockets again while the tree does not run; nil if impossible
+	names   []names        // of sockets, in the same order; nil until needed
 }
 
-// group are sockets of one process, which are adjacent in holdings.sockets.
+// group lists descriptors of one process whose sockets are adjacent in
+// holdings.sockets.
 type group struct {
 	pid int
 	fds []int
@@ -39,14 +40,14 @@ type group struct {
 // names are the addresses of a connection as text.
 type names struct{ local, remote string }
 
-// searches bounds how often a tree is searched again because a socket was moved
-// while it was read.
+// searches is how often a tree is searched at most if sockets are moved while they
+// are read.
 const searches = 3
 
-// read searches the tree and reads its sockets. If exact, a search is reused
-// until the tree has used more than cpu, which was read before. A frozen tree is
-// searched each time. The caller holds w.reading; the result is valid until it
-// releases it.
+// read searches the tree and reads its sockets. If exact is set, the last search is
+// reused if the tree's CPU time is still cpu, which the caller read before. A
+// frozen tree is always searched. w.reading must be held; the result is valid until
+// it is released.
 func (w *Work) read(cpu time.Duration, exact, frozen bool) (*holdings, error) {
 	h := &w.known
 	if exact && !frozen && h.exact && h.cpu == cpu && h.again != nil && refresh(h) == nil {
@@ -68,7 +69,7 @@ func (w *Work) read(cpu time.Duration, exact, frozen bool) (*holdings, error) {
 	}
 }
 
-// refresh reads the sockets of h again.
+// refresh reads the sockets of h again, in the places where they were found.
 func refresh(h *holdings) error {
 	rest := h.sockets
 	for _, g := range h.again {
@@ -81,7 +82,7 @@ func refresh(h *holdings) error {
 	return nil
 }
 
-// search finds the processes of the tree, their sockets and their disk traffic.
+// search fills in the sockets and the disk traffic of the tree's processes.
 func (w *Work) search(h *holdings) error {
 	pids, err := w.pids(false)
 	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
@@ -94,10 +95,11 @@ func (w *Work) search(h *holdings) error {
 	return err
 }
 
-// place is the location of a socket.
+// place is a descriptor of a process.
 type place struct{ pid, fd int }
 
-// sockets maps the inode of every socket of the tree to one place that has it.
+// sockets returns the inode of every socket of the tree, with one place where it is
+// open.
 func (w *Work) sockets() (map[uint64]place, error) {
 	pids, err := w.pids(false)
 	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
@@ -125,8 +127,8 @@ func (w *Work) socketsOf(pids []int) (map[uint64]place, error) {
 	return out, nil
 }
 
-// inspect reads the sockets of h. With skip, those that are gone are left out
-// and h.moved is set; otherwise they are an error that is sockets.ErrGone.
+// inspect reads the sockets of h. If skip is set, sockets that have gone are left
+// out and h.moved is set. Otherwise they are an error that wraps sockets.ErrGone.
 func (w *Work) inspect(h *holdings, skip bool) error {
 	if f := w.net.given; f != nil {
 		return f.inspect(h)
@@ -142,7 +144,7 @@ func (w *Work) inspect(h *holdings, skip bool) error {
 			err = fmt.Errorf("a socket was replaced by a file: %w", sockets.ErrGone)
 		}
 		switch {
-		case err == nil && !seen[in.Inode]: // another one if the descriptor was reused, perhaps one that was read
+		case err == nil && !seen[in.Inode]: // if the descriptor was reused, this is another socket, which may have been read already
 			seen[in.Inode] = true
 			h.sockets = append(h.sockets, in)
 			if n := len(h.again) - 1; n >= 0 && h.again[n].pid == at.pid {
@@ -162,10 +164,10 @@ func (w *Work) inspect(h *holdings, skip bool) error {
 	return err
 }
 
-// duplicates calls do with a duplicate of each socket, or with the reason why
-// there is none. Each is closed before the next is made: a duplicate that
-// outlives the program's own descriptor delays the end of its connection. do
-// ends it by returning an error.
+// duplicates calls do with a duplicate of each socket, or with the error why there
+// is none. It closes each duplicate before it makes the next, because a duplicate
+// that outlives the program's own descriptor delays the end of the connection. It
+// stops when do returns an error.
 func (r *Runtime) duplicates(own map[uint64]place, do func(inode uint64, at place, fd int, err error) error) error {
 	type socket struct {
 		place
@@ -210,8 +212,9 @@ func (r *Runtime) duplicates(own map[uint64]place, do func(inode uint64, at plac
 	return nil
 }
 
-// duplicateByShim has the shim make a duplicate, which as the process's ancestor
-// may do so where Yama forbids it to others. refused is the error if it fails.
+// duplicateByShim makes the shim duplicate a descriptor. As an ancestor of the
+// process, the shim may do so even if Yama forbids it to others. If it fails, the
+// error is refused.
 func (r *Runtime) duplicateByShim(at place, refused error) (int, error) {
 	fds, err := r.dupByShim(at.pid, []int{at.fd})
 	if err != nil || len(fds) != 1 {
@@ -221,8 +224,8 @@ func (r *Runtime) duplicateByShim(at place, refused error) (int, error) {
 	return fds[0], nil
 }
 
-// waitingFor returns the connections that wait on the sockets held for an
-// instance and that are not the program's.
+// waitingFor returns the connections waiting on sockets that the shim holds for an
+// instance and that the program does not have.
 func (r *Runtime) waitingFor(id string, own map[uint64]place) (out []instance.Conn) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,7 +243,7 @@ func (r *Runtime) waitingFor(id string, own map[uint64]place) (out []instance.Co
 	return out
 }
 
-// dupByShim duplicates descriptors through the shim.
+// dupByShim duplicates descriptors of a process through the shim.
 func (r *Runtime) dupByShim(pid int, fds []int) ([]int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dupLimit)
 	defer cancel()

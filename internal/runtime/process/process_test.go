@@ -48,7 +48,8 @@ func ask(addr string) error {
 	return nil
 }
 
-// sleep freezes and guards like the daemon. The reasons of wakes go to woken.
+// sleep freezes and guards a program as the daemon does. The reasons of wakes go to
+// woken.
 func sleep(t testing.TB, w instance.Workload, ports []instance.Endpoint, outbound bool) (instance.Guard, chan string) {
 	t.Helper()
 	errtest.None(t, w.Freeze(waittest.Context(t)))
@@ -95,13 +96,14 @@ func quiet(t testing.TB, g instance.Guard, woken chan string) {
 	}
 }
 
-// lookNow samples a program without a list of ended connections that is shared.
+// lookNow samples a program after the cached list of ended connections has expired.
 func lookNow(w instance.Workload, ports []instance.Endpoint) instance.Sample {
 	<-time.After(60 * time.Millisecond)
 	return w.Sample(ports)
 }
 
-// lastClosed returns when the newest connection ended, seen or not.
+// lastClosed returns when the newest connection ended, including those that no
+// sample has seen.
 func lastClosed(s instance.Sample) (at time.Time, err error) {
 	if s.Unseen != nil {
 		at, err = s.Unseen.Newest(func(time.Time) bool { return false })
@@ -133,7 +135,7 @@ func TestExitCodes(t *testing.T) {
 		if !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), "/no/such/program") {
 			t.Errorf("start of what does not exist: %v", err)
 		}
-		// The same ID can run again, and only one of its runs exists.
+		// The ID is used again for another run. Only one run of an ID can exist.
 		w := h.start(h.launch("exits42", 2, "sleep", "1000"))
 		if _, err := h.rt.Start(waittest.Context(t), h.launch("exits42", 3, "sleep", "1000")); err == nil {
 			t.Error("two runs of one instance live")
@@ -148,8 +150,8 @@ func TestExitCodes(t *testing.T) {
 	})
 }
 
-// A thread that wants the processor is working; one that only waits for clients
-// is not.
+// TestAtWork checks that a program with a thread that uses or wants a CPU is at
+// work, and that one that only waits for clients is not.
 func TestAtWork(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
@@ -171,7 +173,7 @@ func TestGuardWakes(t *testing.T) {
 		for _, kind := range []string{"echo", "plain", "reuseport", "prefork"} {
 			for _, ip := range []string{"127.0.0.1", "::1", "::"} {
 				if ip != "127.0.0.1" && len(cfg.Kinds) > 0 && cfg.Kinds[0] == cgroup.V1 {
-					continue // addresses and freezers are independent
+					continue // addresses and freezers do not affect each other, so not every pair is tested
 				}
 				addr := port(t, ip)
 				name := kind + strings.ReplaceAll(ip, ":", "x")
@@ -200,7 +202,7 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 	if s.ConnErr != nil || len(s.Inbound) != 1 || !s.Inbound[0].Accepted || !s.Inbound[0].Loopback {
 		t.Fatalf("Sample() = %+v, want one accepted connection", s)
 	}
-	// A new connection wakes it and is answered.
+	// A new connection wakes the program and is answered.
 	g, woken := sleep(t, w, ports, false)
 	quiet(t, g, woken)
 	answer := make(chan error, 1)
@@ -217,7 +219,8 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 		t.Fatalf("after the wake: %v", err)
 	}
 	waittest.Until(t, "the first connection is gone", func() bool { return len(lookNow(w, ports).Inbound) == 1 })
-	// Data on an open connection wakes it, and so does its end.
+	// Data on an open connection wakes the program, and so does the connection's
+	// end.
 	g, woken = sleep(t, w, ports, false)
 	quiet(t, g, woken)
 	errtest.Get(fmt.Fprintln(idle, "two"))(t)
@@ -242,8 +245,8 @@ func guardOne(t *testing.T, w instance.Workload, addr string) {
 	}
 }
 
-// A program that reopens its listener is watched with the new one, and no
-// duplicate keeps the old one open.
+// TestReopenedListener checks that the new listener of a program that has reopened
+// it is watched, and that no duplicate keeps the old one open.
 func TestReopenedListener(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
@@ -267,7 +270,7 @@ func TestReopenedListener(t *testing.T) {
 	})
 }
 
-// TestUnixClients checks that a client of a unix socket is an inbound
+// TestUnixClients checks that a client of a unix socket counts as an inbound
 // connection, accepted or not, until it disconnects.
 func TestUnixClients(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
@@ -293,17 +296,17 @@ func TestUnixClients(t *testing.T) {
 		errtest.None(t, u.Close())
 		clients(0, true)
 		g, _ := sleep(t, w, nil, false)
-		late, err := net.Dial("unix", path) // a frozen program accepts nothing
+		late, err := net.Dial("unix", path) // a frozen program does not accept it
 		errtest.None(t, err)
 		defer late.Close()
 		clients(1, false)
 		wake(t, w, g)
 		clients(1, true)
 
-		// Traffic between the program's own processes is not use.
+		// A connection between the program's own processes is not use.
 		path = h.out("own")
 		w = h.start(h.launch("own", 1, h.cfg.Shim, "program", "unix-to-itself", path))
-		// Its file exists before it listens.
+		// The socket's file exists before the program listens.
 		waittest.Until(t, "it listens", func() bool { c, err := net.Dial("unix", path); return err == nil && c.Close() == nil })
 		clients(0, true)
 		other, err := net.Dial("unix", path)

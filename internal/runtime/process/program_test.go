@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// program runs the program under test. It never returns.
+// program runs the test program named by kind. It never returns.
 func program(kind string, args []string) {
 	var err error
 	switch kind {
@@ -40,7 +40,7 @@ func program(kind string, args []string) {
 			return err
 		}}
 		err = each(args, func(a string) (net.Listener, error) { return c.Listen(context.Background(), "tcp", a) })
-	case "prefork": // the parent binds, four children accept, the parent closes
+	case "prefork": // the parent binds and closes the listener, four children accept
 		var l net.Listener
 		if l, err = net.Listen("tcp", args[0]); err == nil {
 			var f *os.File
@@ -93,7 +93,7 @@ func program(kind string, args []string) {
 	os.Exit(1)
 }
 
-// keptOpen are connections that stay open as long as the program.
+// keptOpen keeps connections open until the program ends.
 var keptOpen []net.Conn
 
 func each(addrs []string, listen func(string) (net.Listener, error)) error {
@@ -118,7 +118,7 @@ func accept(l net.Listener) error {
 	}
 }
 
-// think is the time that a program works on each answer.
+// think is how long the program works on each answer.
 var think time.Duration
 
 func echo(c net.Conn) {
@@ -175,7 +175,7 @@ func reopen(addr string) {
 	}
 }
 
-// mapped is the amount of file-backed memory of that program.
+// mapped is the amount of file-backed memory of the program "mapped", in bytes.
 const mapped = 32 << 20
 
 func mapFile(path string) error {

@@ -46,7 +46,7 @@ func TestAdopt(t *testing.T) {
 		if h.shimPID() != shim {
 			t.Fatalf("another shim: %d, was %d", h.shimPID(), shim)
 		}
-		// By the complete identity, and by the run alone.
+		// Adopt by the complete identity, and by the run number alone.
 		for _, ident := range []instance.Identity{w.Identity(), {Run: 1}} {
 			got, err := h.rt.Adopt(waittest.Context(t), "runs", ident)
 			errtest.None(t, err)
@@ -67,14 +67,14 @@ func TestAdopt(t *testing.T) {
 		if e := gone(t, err); e.Code != 9 || e.Lost {
 			t.Errorf("gone as %+v, want code 9", e)
 		}
-		// A frozen run can be thawed by the new daemon, or was thawed by the
-		// shim.
+		// Adopt a frozen run. The shim may have thawed it meanwhile; otherwise the
+		// new daemon thaws it.
 		got, err := h.rt.Adopt(waittest.Context(t), "frozen", still.Identity())
 		errtest.None(t, err)
 		errtest.None(t, got.Thaw())
 		before := size(h.out("frozen"))
 		waittest.Until(t, "it writes again", func() bool { return size(h.out("frozen")) > before })
-		// Identities of other runs.
+		// Identities of other runs must not be adopted.
 		for name, change := range map[string]func(*instance.Identity){
 			"run":   func(i *instance.Identity) { i.Run++; i.Start++ },
 			"boot":  func(i *instance.Identity) { i.BootID = "00000000-0000-0000-0000-000000000000"; i.Run = 77 },
@@ -91,8 +91,8 @@ func TestAdopt(t *testing.T) {
 	})
 }
 
-// A frozen program that was sent SIGTERM is known to exit when it is thawed, also
-// by the next daemon. One that does not handle it otherwise is not.
+// TestExiting checks that a frozen program that was sent SIGTERM counts as exiting,
+// also for the next daemon, and that a program that ignores SIGTERM does not.
 func TestExiting(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
@@ -118,8 +118,8 @@ func TestExiting(t *testing.T) {
 	})
 }
 
-// A run that ends between the shim's answer and the check of its process is not
-// lost: the shim will know how it ended.
+// TestAdoptWhatEnds checks that Adopt reports how a run ended if it ends between
+// the shim's answer and the check of its process.
 func TestAdoptWhatEnds(t *testing.T) {
 	h := newHost(t, process.Config{})
 	for run := range uint64(40) {
@@ -128,7 +128,7 @@ func TestAdoptWhatEnds(t *testing.T) {
 			_, err := h.rt.Adopt(waittest.Context(t), "finishes", w.Identity())
 			var g *instance.GoneError
 			if !errors.As(err, &g) {
-				continue // it is alive, or about to end
+				continue // the run still lives, or is about to end
 			}
 			if g.Exit.Lost || g.Exit.Code != 9 {
 				t.Fatalf("run %d is gone as %+v, want code 9", run+1, g.Exit)
@@ -138,11 +138,13 @@ func TestAdoptWhatEnds(t *testing.T) {
 	}
 }
 
-// The shim thaws what is frozen if no daemon runs.
+// TestDaemonGone checks that the shim thaws everything that is frozen when no
+// daemon runs.
 func TestDaemonGone(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
-		// A process that left its parents is thawed too.
+		// This program includes a process whose parents have exited, which must be
+		// thawed too.
 		w := h.start(h.launch("writes", 1, "sh", "-c", `(setsid sh -c 'while :; do echo y >> $OUT.2; sleep 0.001; done' &); while :; do echo x >> $OUT; sleep 0.001; done`))
 		waittest.Until(t, "both write", func() bool { return size(h.out("writes")) > 10 && size(h.out("writes")+".2") > 10 })
 		errtest.None(t, w.Freeze(waittest.Context(t)))
@@ -181,7 +183,7 @@ func TestShimKilled(t *testing.T) {
 		chatty := h.start(h.launch("chatty", 1, "sh", "-c", "while :; do echo again; sleep 0.01; done"))
 		errtest.None(t, h.rt.Hold(waittest.Context(t), "asleep", []string{held}))
 		h.ids = append(h.ids, "asleep")
-		waiting, err := net.Dial("tcp", held) // in the backlog of a program that does not run
+		waiting, err := net.Dial("tcp", held) // waits in the backlog of a program that is not running
 		errtest.None(t, err)
 		defer waiting.Close()
 		errtest.None(t, w.Freeze(waittest.Context(t)))
@@ -206,14 +208,14 @@ func TestShimKilled(t *testing.T) {
 		reason(t, woken)
 		wake(t, w, g)
 		errtest.None(t, <-answer)
-		// The held port and the client in its backlog are still there.
+		// The held port, with the client in its backlog, still exists.
 		serves := h.launch("asleep", 1, h.cfg.Shim, "program", "listenfds")
 		serves.Listen = []string{held}
 		h.start(serves)
 		if got, err := say(waiting, "hello"); err != nil || !strings.HasSuffix(got, " hello") {
 			t.Fatalf("who waited over three shims got %q, %v", got, err)
 		}
-		// Their ends are reported, but not with which code.
+		// Their ends are reported, but not their exit codes.
 		errtest.None(t, syscall.Kill(chatty.Identity().PID, syscall.SIGKILL))
 		if e := h.exit("chatty", 1); !e.Lost {
 			t.Errorf("ended as %+v, want lost", e)
@@ -221,9 +223,9 @@ func TestShimKilled(t *testing.T) {
 	})
 }
 
-// TestWatchWhileShimIsReplaced checks that the sockets of a stopped instance
-// are watched although the shim ends just before; otherwise its clients would
-// wait forever.
+// TestWatchWhileShimIsReplaced checks that the sockets of a stopped instance are
+// watched even if the shim ends just before. Otherwise its clients would wait
+// forever.
 func TestWatchWhileShimIsReplaced(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)
@@ -255,8 +257,8 @@ func TestListenFDs(t *testing.T) {
 		}
 		errtest.None(t, h.rt.Hold(waittest.Context(t), "taken", addrs))
 		for run := uint64(1); run <= 3; run++ {
-			// While it is stopped, the kernel holds a client, and the client is
-			// seen.
+			// While the instance is stopped, a client waits in the kernel, and
+			// wakes it.
 			woken := make(chan string, 8)
 			g, err := h.rt.Watch("taken", func(why string) { woken <- why })
 			if err != nil {
@@ -282,13 +284,12 @@ func TestListenFDs(t *testing.T) {
 			errtest.None(t, <-answers)
 			errtest.None(t, w.Kill(waittest.Context(t)))
 			h.exit("taken", run)
-			if run == 2 { // a new daemon finds them held
+			if run == 2 { // in this run, a new daemon finds the sockets held
 				h.close()
 				h.open()
 			}
 		}
-		// A shim and a daemon that die together leave the port with the
-		// program.
+		// If shim and daemon die together, the program keeps the port.
 		w := start(4)
 		for _, a := range addrs {
 			errtest.None(t, ask(a))
@@ -318,9 +319,9 @@ func eventuallyQuiet(t *testing.T, g instance.Guard) {
 	}
 }
 
-// TestWakeRace sends clients around the moment of the freeze to a program that
-// works on each answer for a moment. Each is answered: either the pause is
-// canceled or the guard wakes the program.
+// TestWakeRace checks that clients that arrive around the moment of a freeze are
+// answered: either the pause is canceled, or the guard wakes the program. The
+// program takes a moment for each answer.
 func TestWakeRace(t *testing.T) {
 	rounds := scaletest.N(t, 40)
 	if os.Getenv("LULL_SOAK") != "" {
@@ -371,17 +372,18 @@ func TestWakeRace(t *testing.T) {
 			}
 			pending := g.Pending()
 			if in := w.Sample(ports).Inbound; pending == "" && len(in) > 0 {
-				// It has read the request and was frozen before it answered. No
-				// socket event shows that, but the open connection holds it.
+				// The program has read the request and was frozen before it
+				// answered. No socket event shows that, but the open connection
+				// keeps the daemon from pausing it.
 				pending = "an open connection"
 			}
 			if pending != "" {
 				cancelled++
-			} else if done := answered(&all); true { // paused: only the guard can end this
+			} else if done := answered(&all); true { // paused: only the guard can wake the program
 				select {
 				case <-woken:
 					frozen++
-				case <-done: // every client had been served before
+				case <-done: // every client was answered before the pause
 				case <-time.After(waitLimit):
 					t.Fatalf("round %d: accepted and left frozen", n)
 				}
@@ -405,7 +407,7 @@ func answered(all *sync.WaitGroup) <-chan struct{} {
 	return done
 }
 
-// spin waits more precisely than a timer.
+// spin waits by polling the clock, which is more precise than a timer.
 func spin(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		_ = d

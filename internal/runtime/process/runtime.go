@@ -2,10 +2,10 @@
 // supervisor (lull-shim), frozen by the cgroup freezer or by signals, and
 // watched through duplicates of their sockets while they are frozen.
 //
-// Freeze returns nil only once every task is frozen. While a program runs, a
-// duplicate of one of its sockets exists only for the moment of a reading. A
-// value that cannot be read is an error in the sample, never zero. The package
-// decides nothing.
+// Freeze returns nil only once every task is frozen. While a program runs, its
+// sockets are duplicated only for the moment in which they are read. A value that
+// cannot be read is an error in the sample, never zero. The package decides
+// nothing.
 package process
 
 import (
@@ -35,23 +35,23 @@ import (
 // Config configures a Runtime.
 type Config struct {
 	Dir     string        // the shim's directory, created with mode 0700
-	Shim    string        // the lull-shim program; if empty, the one beside this program
+	Shim    string        // path of the lull-shim program; if empty, the one beside this program
 	Kinds   []cgroup.Kind // freezers to try, in order; if empty, v2, then v1
-	Signals bool          // freeze by signals even if control groups are available
+	Signals bool          // freeze by signals even if there are control groups
 	Log     *slog.Logger
 
-	// OnExit is called, at least once, when a run is over, but never before Run
-	// is called. It must not block.
+	// OnExit is called when a run has ended, possibly more than once, but never
+	// before Run is called. It must not block.
 	OnExit func(id string, run uint64, e instance.Exit)
-	// OnShimLost is called when another shim has taken over, or when the shim
-	// thawed instances because it could not see the daemon.
+	// OnShimLost is called when another shim has taken over, or when the shim has
+	// thawed instances because it received no heartbeat.
 	OnShimLost func()
 	// OnThawed is called instead of OnShimLost if the same shim thawed
 	// instances because this daemon did not run for a while. If nil, OnShimLost
 	// is called.
 	OnThawed func()
-	// OnGivenUp is called, once Run was called, when a kept socket could not be
-	// given to the program and was closed.
+	// OnGivenUp is called, never before Run, when a kept socket could not be handed
+	// to the program and was closed.
 	OnGivenUp func(id, why string)
 }
 
@@ -70,21 +70,21 @@ type Runtime struct {
 
 	mu       sync.Mutex
 	client   *shimctl.Client
-	orphaned bool // a shim died, so processes that left their parents may be init's children
-	child    int  // PID of a shim that we started, 0 for none
+	orphaned bool // a shim has died, so init may have processes whose parents have exited
+	child    int  // PID of a shim that this process started; 0 for none
 	running  bool
-	unsaid   []shimctl.Ended // exits before Run
+	unsaid   []shimctl.Ended // exits to report once Run is called
 	works    map[string]*Work
 	launches map[string]launched
-	store    fdstore.Store   // of held and reports, which are seldom needed
-	held     map[string]kept // what the shim holds, to pass on to a new shim
+	store    fdstore.Store   // keeps the descriptors of held and reports, which are seldom needed
+	held     map[string]kept // duplicates of what the shim holds, to pass on to a new shim
 	reports  map[string]reports
 	execs    map[uint64]chan instance.Exit
-	early    map[uint64]instance.Exit // exits of commands that ended before the caller asked
+	early    map[uint64]instance.Exit // exits of commands that ended before Exec knew their PIDs
 }
 
-// kept are duplicates of the sockets that the shim holds for an instance, in the
-// order of their addresses.
+// kept holds duplicates of the sockets that the shim holds for an instance. The
+// slices have the same order.
 type kept struct {
 	addrs  []string
 	files  []*fdstore.File
@@ -97,7 +97,7 @@ func (k kept) close() {
 	}
 }
 
-// with calls do with a duplicate of a kept socket.
+// with calls do with a duplicate of the nth kept socket, and closes it afterwards.
 func (k kept) with(n int, do func(fd int) error) error {
 	fd, err := k.files[n].Open()
 	if err != nil {
@@ -154,7 +154,7 @@ func (r *Runtime) Freezer() string {
 	return string(r.place.Kind) + " at " + r.place.Dir
 }
 
-// Shim identifies the shim that keeps the instances.
+// Shim identifies the connected shim.
 func (r *Runtime) Shim() string {
 	c := r.shim()
 	if c == nil {
@@ -168,9 +168,9 @@ func (r *Runtime) Capabilities() power.Capabilities {
 	return power.Capabilities{Freeze: true, WatchSockets: true, Reclaim: r.reclaims, WakeFromStopped: true, ExecInside: true}
 }
 
-// GroupDir returns the directory of an instance's control group, empty if there
-// are none. A runtime built on this one creates its groups below it, so that
-// they are frozen, counted and killed with it.
+// GroupDir returns the directory of an instance's control group, or "" if there are
+// no control groups. A runtime that builds on this one creates its own groups below
+// it, so that they are frozen, counted and killed with it.
 func (r *Runtime) GroupDir(id string) string {
 	if r.place.Dir == "" {
 		return ""
@@ -205,7 +205,7 @@ func (r *Runtime) Close() error {
 
 func (r *Runtime) ended(e shimctl.Ended) {
 	r.mu.Lock()
-	if !r.running { // the receiver may not exist yet
+	if !r.running { // events may have no receiver yet
 		r.unsaid = append(r.unsaid, e)
 		r.mu.Unlock()
 		return
@@ -219,11 +219,12 @@ func (r *Runtime) ended(e shimctl.Ended) {
 	r.cfg.OnExit(e.ID, e.Run, e.Exit)
 }
 
-// startLimit bounds one start in the shim, even after its caller has given up.
+// startLimit bounds a start in the shim, which continues even if its caller gives
+// up.
 const startLimit = 30 * time.Second
 
-// Start implements instance.Runtime. After an error nothing of the run is left,
-// unless the error says otherwise.
+// Start implements instance.Runtime. After an error, nothing of the run remains
+// unless the error says so.
 func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
 	w, err := r.StartIn(ctx, l, nil)
 	if err != nil {
@@ -232,9 +233,9 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 	return w, nil
 }
 
-// StartIn is Start for a runtime built on this one. prepare, if not nil, gets
-// the control group before anything is in it. It is not called if there are no
-// control groups.
+// StartIn is Start for a runtime that builds on this one. prepare, if not nil, is
+// called with the control group before any process is in it. It is not called if
+// there are no control groups.
 func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*cgroup.Group) error) (*Work, error) {
 	w := &Work{r: r, net: &r.net, id: l.ID, logPath: l.LogPath, logMax: l.LogMax, user: l.User, handoff: len(l.Handoff) > 0}
 	var dirs []string
@@ -251,15 +252,15 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 		w.group, dirs = g, g.Dirs()
 		w.ident.Cgroup = g.Dir()
 	}
-	// Registered before the start, because an exit can be reported before the
-	// answer.
+	// The run must be registered first, because its exit can be reported before the
+	// shim's answer.
 	w.ident.BootID, w.ident.Run = r.boot, l.Run
 	r.mu.Lock()
 	before := r.works[l.ID]
 	r.works[l.ID] = w
 	r.mu.Unlock()
-	// If the caller gave up in the middle of a start, an unknown program would
-	// run. The start is therefore completed, and the program is then ended.
+	// The start is completed even if the caller gives up, because otherwise an
+	// unknown program could run. The program is then ended.
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
 	defer cancel()
 	s, err := r.startInShim(sctx, l, dirs)
@@ -267,7 +268,7 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	unreported := false
 	if err != nil && !errors.As(err, &said) {
 		if s, err = r.outcome(sctx, l, err); err == nil {
-			unreported = len(l.Handoff) > 0 // the descriptor that reports its binds was lost with the shim
+			unreported = len(l.Handoff) > 0 // the descriptor on which its binds are reported was lost with the shim
 		}
 	}
 	if said != nil && said.Code == shimctl.CodeStage && said.Step == shimctl.StepHandoff {
@@ -305,8 +306,8 @@ func (r *Runtime) StartIn(ctx context.Context, l instance.Launch, prepare func(*
 	return w, nil
 }
 
-// outcome determines the result of a start whose answer did not arrive, because
-// the shim died or the connection broke.
+// outcome determines the result of a start to which the shim did not answer,
+// because it died or the connection broke.
 func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (shimctl.Started, error) {
 	for {
 		runs, err := r.shim().List(ctx, l.ID)
@@ -316,20 +317,21 @@ func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (
 					return shimctl.Started{PID: run.PID, Start: run.Start}, nil
 				}
 			}
-			// A run is on disk before its program begins, so nothing was started.
+			// The shim records a run before it starts the program, so nothing was
+			// started.
 			return shimctl.Started{}, fmt.Errorf("%w: %w", instance.ErrStartAgain, cause)
 		}
 		select {
-		case <-time.After(10 * time.Millisecond): // Run creates a new connection
+		case <-time.After(10 * time.Millisecond): // Run reconnects meanwhile
 		case <-ctx.Done():
 			return shimctl.Started{}, fmt.Errorf("cannot learn whether %s was started: %w", l.ID, errors.Join(cause, err))
 		}
 	}
 }
 
-// howItEnded waits until the shim knows how a run whose process has ended did
-// so, and returns that as a *instance.GoneError. Any other error means that it
-// is not known yet.
+// howItEnded waits until the shim knows how a run whose process has ended did so,
+// and returns that as a *instance.GoneError. Any other error means that this is
+// still unknown.
 func (r *Runtime) howItEnded(ctx context.Context, id string, run uint64) error {
 	for {
 		runs, err := r.shim().List(ctx, id)
@@ -351,8 +353,8 @@ func (r *Runtime) howItEnded(ctx context.Context, id string, run uint64) error {
 	}
 }
 
-// mark returns the environment entry that identifies a process of an instance
-// even if it left its parents.
+// mark returns the environment entry by which a process of an instance is
+// recognized even if its parents have exited.
 func mark(id string) string { return "LULL_INSTANCE_ID=" + id }
 
 // Adopt implements instance.Runtime.
@@ -387,7 +389,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	if err != nil {
 		return nil, fmt.Errorf("cannot look for process %d of %s: %w", w.ident.PID, id, err)
 	}
-	if !live && known { // it ended after the request; the shim learns how
+	if !live && known { // it ended after the request; wait until the shim knows how
 		return nil, r.howItEnded(ctx, id, ident.Run)
 	}
 	if !live {
@@ -415,7 +417,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	r.mu.Lock()
 	r.works[id] = w
 	r.mu.Unlock()
-	r.heart.hold(id) // it may be frozen
+	r.heart.hold(id) // an earlier daemon may have frozen it
 	w.mute = r.holdAgain(ctx, id, w.ident.Run) != nil && w.handoff
 	return w, nil
 }

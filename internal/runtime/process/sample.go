@@ -17,34 +17,35 @@ import (
 	"lull/internal/platform/sockets"
 )
 
-// timeWait is the time for which the kernel keeps a closed connection.
+// timeWait is how long the kernel keeps a closed connection in TIME_WAIT.
 const timeWait = 60 * time.Second
 
-// sharedFor is the time for which one search of the machine serves all
+// sharedFor is how long the result of a search of the whole machine is used for all
 // instances.
 const sharedFor = 50 * time.Millisecond
 
-// namespace answers what no descriptor of an instance can tell, for all
-// instances of one network namespace.
+// namespace is a network namespace. It lists connections that are no longer open,
+// and so belong to no descriptor, for all instances in the namespace.
 type namespace struct {
-	pid   int // a process in it; 0 is our own
+	pid   int // a process in the namespace; 0 for this process's own namespace
 	given *Fixture
 
 	mu     sync.Mutex
 	waited waited
 }
 
-// waited are the connections in TIME_WAIT.
+// waited is a list of connections in TIME_WAIT.
 type waited struct {
 	from, to time.Time // when the list was read
 	sockets  []sockets.Socket
 }
 
-// ended returns when a connection of the list ended, at the latest.
+// ended returns the latest time at which a connection of the list can have ended.
 func (l *waited) ended(s *sockets.Socket) time.Time { return l.to.Add(s.Expires - timeWait) }
 
-// closed lists connections that ended within the last minute, as of since or
-// later. The kernel walks all connections of the machine for it.
+// closed returns the connections in TIME_WAIT, which ended within the last minute.
+// The list is read at since or later. It is expensive: the kernel walks all
+// connections of the machine.
 func (c *namespace) closed(since time.Time) (waited, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -60,7 +61,7 @@ func (c *namespace) closed(since time.Time) (waited, error) {
 }
 
 // find returns those of conns that the kernel still knows, in any state. Each
-// costs one lookup, however many connections there are.
+// lookup costs the same, however many connections exist.
 func (c *namespace) find(conns []sockets.Pair) (waited, error) {
 	from := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -73,7 +74,8 @@ func (c *namespace) find(conns []sockets.Pair) (waited, error) {
 	return waited{from, time.Now(), ls}, err
 }
 
-// opens returns sockets.PassiveOpens of the namespace.
+// opens returns how many connections the namespace has accepted, see
+// sockets.PassiveOpens.
 func (c *namespace) opens() (uint64, error) {
 	if c.given != nil {
 		return 0, instance.ErrAbsent
@@ -92,7 +94,7 @@ func (c *namespace) dump(q sockets.Query) ([]sockets.Socket, error) {
 	return t.Sockets, err
 }
 
-// netCount converts counters of sockets that come and go into one that only
+// netCount turns the byte counters of sockets that come and go into one that only
 // grows.
 type netCount struct {
 	gone uint64
@@ -113,10 +115,10 @@ func (n *netCount) add(now map[uint64]uint64) uint64 {
 	return n.gone + total
 }
 
-// Sample implements instance.Workload. Its cost depends on the instance alone:
-// it reads the sockets of the tree. While the tree has used no CPU since the
-// last sample, it can neither have opened a socket nor used a disk, so neither
-// is searched for again. A frozen tree is always searched.
+// Sample implements instance.Workload. Its cost depends only on the instance,
+// because it reads the sockets of the tree. It searches the tree for sockets and
+// disk traffic only if the tree has used CPU time since the last sample, or is
+// frozen.
 func (w *Work) Sample(endpoints []instance.Endpoint) instance.Sample {
 	w.reading.Lock()
 	defer w.reading.Unlock()
@@ -130,8 +132,8 @@ func (w *Work) Sample(endpoints []instance.Endpoint) instance.Sample {
 	now := past{at: s.At, cpu: s.CPU, exact: exact, closed: last.closed, unseen: last.unseen, since: last.since, opens: last.opens, counted: last.counted}
 	ran := !exact || !last.exact || s.CPU != last.cpu
 	if ran && !frozen {
-		// Before the sockets, so that a connection that comes meanwhile is
-		// either among them or counted at the next sample.
+		// This is read before the sockets. A connection that comes in between is
+		// then either among the sockets or counted at the next sample.
 		n, err := w.net.opens()
 		now.opens, now.counted = n, err == nil
 	}
@@ -146,7 +148,7 @@ func (w *Work) Sample(endpoints []instance.Endpoint) instance.Sample {
 	}
 	w.count(&s, h, ports, frozen, &now)
 	if frozen {
-		w.known, w.spare, w.exposed = holdings{}, spare{}, exposedPorts{} // thousands are frozen
+		w.known, w.spare, w.exposed = holdings{}, spare{}, exposedPorts{} // frees memory, because thousands of trees may be frozen
 		return s
 	}
 	w.findClosed(&s, ran, last, &now)
@@ -165,23 +167,22 @@ func (w *Work) Sample(endpoints []instance.Endpoint) instance.Sample {
 	return s
 }
 
-// past is the part of a sample of the running tree that the next one is
-// compared with.
+// past is what a sample of the running tree keeps for comparison with the next.
 type past struct {
 	at      time.Time
 	cpu     time.Duration
-	exact   bool                    // cpu counts every moment that the tree ran
-	opens   uint64                  // of sockets.PassiveOpens
-	counted bool                    // opens is known
-	inbound map[uint64]sockets.Pair // accepted connections by inode; those of unix sockets have no addresses
-	closed  time.Time               // when the newest inbound connection ended; zero if none is known
-	unseen  time.Time               // until when one may have come and ended between two samples; zero if none can have
-	since   time.Time               // since when one may have, if unseen is set
-	thawed  bool                    // it was frozen since
+	exact   bool                    // cpu includes every moment in which the tree ran
+	opens   uint64                  // value of namespace.opens
+	counted bool                    // opens could be read
+	inbound map[uint64]sockets.Pair // accepted connections by inode; unix sockets have a zero Pair
+	closed  time.Time               // when the newest inbound connection ended; zero if unknown
+	unseen  time.Time               // a connection may have come and ended unseen until this time; zero if none can have
+	since   time.Time               // and not before this time
+	thawed  bool                    // the tree was frozen since this sample
 }
 
-// cpu returns the CPU time of the tree. exact reports whether it counts every
-// moment, so that a tree with the same time has not run.
+// cpu returns the CPU time of the tree. exact reports whether it includes every
+// moment, so that a tree whose CPU time is unchanged has not run.
 func (w *Work) cpu() (d time.Duration, exact bool, err error) {
 	if w.group != nil {
 		if d, err := w.group.CPU(); err == nil {
@@ -197,8 +198,8 @@ func (w *Work) cpu() (d time.Duration, exact bool, err error) {
 }
 
 // MainCPU returns the CPU time of the main process and its descendants. In a
-// container this excludes commands that the engine runs beside it. It may
-// decrease when a child ends that no parent waits for.
+// container, this excludes the commands that Docker runs beside the program. It may
+// decrease when a child exits and its parent does not wait for it.
 func (w *Work) MainCPU() (time.Duration, error) {
 	pids, err := w.r.fs.Tree(w.ident.PID, "", nil)
 	if err != nil && !errors.Is(err, proc.ErrUnsettled) {
@@ -250,8 +251,7 @@ func (w *Work) AtWork() (bool, error) {
 	return false, nil
 }
 
-// isOpen reports whether a socket is a TCP connection over which data may
-// still pass.
+// isOpen reports whether a socket is a TCP connection that can still carry data.
 func isOpen(in *sockets.Info) bool {
 	if in.Protocol != unix.IPPROTO_TCP && in.Protocol != unix.IPPROTO_MPTCP || !in.Connected {
 		return false
@@ -263,7 +263,7 @@ func isOpen(in *sockets.Info) bool {
 	return false
 }
 
-// spare are maps of the last sample that the next one may use.
+// spare holds the maps of the last sample, for reuse by the next.
 type spare struct {
 	listens map[uint16]bool
 	local   map[netip.AddrPort]bool
@@ -272,7 +272,7 @@ type spare struct {
 	inbound map[uint64]sockets.Pair
 }
 
-// emptied returns an empty map, which is m unless that is nil.
+// emptied clears m and returns it, or returns a new map if m is nil.
 func emptied[M ~map[K]V, K comparable, V any](m M) M {
 	if m == nil {
 		return M{}
@@ -281,8 +281,7 @@ func emptied[M ~map[K]V, K comparable, V any](m M) M {
 	return m
 }
 
-// count fills in the data that the sockets of the tree show. The caller holds
-// w.reading.
+// count fills in what the sockets of the tree show. w.reading must be held.
 func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, frozen bool, now *past) {
 	listens, local, paths := emptied(w.spare.listens), emptied(w.spare.local), map[string]bool(nil)
 	for n := range h.sockets {
@@ -304,8 +303,8 @@ func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, fro
 	s.Inbound = append(s.Inbound, w.r.waitingFor(w.id, h.own)...)
 	now.inbound = emptied(w.spare.inbound)
 	w.countUnix(s, h, paths, now)
-	// A connection from the tree to itself, such as a container's health check,
-	// is not use.
+	// A connection from the tree to itself, such as a container's health check, is
+	// not use.
 	private := sync.OnceValue(w.private)
 	moved, talks := emptied(w.spare.moved), emptied(w.spare.talks)
 	var closing map[uint64]bool
@@ -329,7 +328,7 @@ func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, fro
 		port := o.Local.Port()
 		inbound := ports[port] || listens[port]
 		if local[o.Remote] || inbound && toItself(o) && private() || !inbound && o.State != sockets.Established {
-			continue // between two processes of the tree, one of which may have ended, or a call that is over
+			continue // between two processes of the tree, one of which may have ended; or an outbound connection that has ended
 		}
 		turn, t := w.turns[o.Inode].next(o, inbound)
 		talks[o.Inode] = t
@@ -358,7 +357,7 @@ func (w *Work) count(s *instance.Sample, h *holdings, ports map[uint16]bool, fro
 	}
 }
 
-// named returns the addresses of a connection as text.
+// named returns the addresses of the nth socket as text.
 func (h *holdings) named(n int) names {
 	if h.names == nil {
 		h.names = make([]names, len(h.sockets))
@@ -369,7 +368,7 @@ func (h *holdings) named(n int) names {
 	return h.names[n]
 }
 
-// waiting returns the connections in a listener's queue.
+// waiting returns the connections in a listener's accept queue.
 func waiting(in *sockets.Info) []instance.Conn {
 	name := in.Local.String()
 	if in.Family == unix.AF_UNIX {
@@ -382,7 +381,7 @@ func waiting(in *sockets.Info) []instance.Conn {
 	return out
 }
 
-// countUnix adds the clients of the tree's unix sockets. How long a client has
+// countUnix adds the clients of the tree's unix sockets. How long such a client has
 // been quiet is unknown, so each counts as active now.
 func (w *Work) countUnix(s *instance.Sample, h *holdings, paths map[string]bool, now *past) {
 	var clients []*sockets.Info
@@ -399,7 +398,7 @@ func (w *Work) countUnix(s *instance.Sample, h *holdings, paths map[string]bool,
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	peers, _ := sockets.UnixPeers(ctx, w.net.pid, inodes) // unknown peers count as clients
+	peers, _ := sockets.UnixPeers(ctx, w.net.pid, inodes) // an unknown peer counts as a client
 	for _, in := range clients {
 		if _, itself := h.own[peers[in.Inode]]; itself {
 			continue // between two processes of the tree
@@ -409,31 +408,32 @@ func (w *Work) countUnix(s *instance.Sample, h *holdings, paths map[string]bool,
 	}
 }
 
-// lookups bounds how many connections are looked up at a sample.
+// lookups is how many connections a sample looks up at most.
 const lookups = 16
 
-// findClosed finds out which inbound connections have ended since the last sample,
-// and when. One that was seen then is looked up by its addresses. It is in TIME_WAIT
-// unless it was reset or its client is elsewhere and closed it first; then it counts
-// as if it ended now.
+// findClosed determines when inbound connections have ended since the last sample.
 //
-// A connection that both came and ended since then is in no list of ours, and its
-// address is unknown. None can have if the tree did not run, or if no connection
-// came to its network namespace. A frozen tree is woken by its first connection, so
-// after a thaw one may have, and it counts as if it ended now. Otherwise
-// newestClosed can tell.
+// A connection that the last sample saw is looked up by its addresses. It is in
+// TIME_WAIT unless it was reset, or its client is on another machine and closed it
+// first; then it counts as if it ended now.
+//
+// A connection that came and ended between the samples was never seen, so its
+// addresses are unknown. There can be none if the tree did not run, or if its
+// network namespace accepted no connection. After a thaw there is probably one,
+// because the first connection wakes a frozen tree, so one counts as if it ended
+// now. Otherwise now.unseen is set, and newestClosed can tell.
 func (w *Work) findClosed(s *instance.Sample, ran bool, last past, now *past) {
 	var gone []sockets.Pair
 	for inode, pair := range last.inbound {
 		if _, open := now.inbound[inode]; open {
 			continue
 		}
-		if !pair.Local.IsValid() { // the kernel keeps no trace of it
+		if !pair.Local.IsValid() { // a unix socket, of which the kernel keeps no trace
 			now.closed = s.At
 		}
 		gone = append(gone, pair)
 	}
-	same := !ran || last.counted && now.counted && last.opens == now.opens // no connection came
+	same := !ran || last.counted && now.counted && last.opens == now.opens // no connection can have come
 	switch {
 	case last.thawed && now.counted && !same:
 		now.closed = s.At
@@ -455,8 +455,8 @@ func (w *Work) findClosed(s *instance.Sample, ran bool, last past, now *past) {
 	}
 }
 
-// endOf returns when the last one of connections ended that are no longer open, at
-// the latest at the time of a sample that began at at.
+// endOf returns when the last of the connections gone, which are no longer open,
+// ended. If that is unknown, it returns at, the time of the sample.
 func (w *Work) endOf(gone []sockets.Pair, at time.Time) (newest time.Time) {
 	if len(gone) > lookups {
 		return at
@@ -486,7 +486,7 @@ func (w *Work) endOf(gone []sockets.Pair, at time.Time) (newest time.Time) {
 	return newest
 }
 
-// listensAt returns the addresses at which the tree listens.
+// listensAt returns the TCP addresses at which the tree listens.
 func listensAt(h *holdings) map[netip.AddrPort]bool {
 	at := map[netip.AddrPort]bool{}
 	for n := range h.sockets {
@@ -497,14 +497,16 @@ func listensAt(h *holdings) map[netip.AddrPort]bool {
 	return at
 }
 
-// newestClosed returns when the newest connection ended that the kernel still
-// knows and that came to a listener at at or to one of ports. Ends for which
-// ignore returns true do not count. unseen is that of the sample that asks. It is
-// the one place that has the kernel search all connections. Nothing else tells
-// whose a connection was that came and ended between two samples: a listener does
-// not count connections, and the namespace's counter includes those of other
-// programs. So it is called when only this could prevent a pause, and otherwise just
-// before the kernel forgets.
+// newestClosed returns when the newest connection ended that the kernel still knows
+// and that came to a listener at one of at or to one of ports. It skips ends for
+// which ignore returns true. unseen is past.unseen of the sample for which it is
+// called.
+//
+// It is expensive, because the kernel must list all connections in TIME_WAIT. Only
+// that list shows to whom a connection belonged that came and ended between two
+// samples: a listener does not count connections, and the namespace's counter
+// includes other programs. It is therefore called only if nothing else prevents a
+// pause, or just before the kernel forgets the connection.
 func (w *Work) newestClosed(at map[netip.AddrPort]bool, ports map[uint16]bool, unseen time.Time, ignore func(time.Time) bool) (newest time.Time, err error) {
 	var l waited
 	if len(at)+len(ports) > 0 {
@@ -536,8 +538,8 @@ func (w *Work) newestClosed(at map[netip.AddrPort]bool, ports map[uint16]bool, u
 	return newest, nil
 }
 
-// toItself reports whether both ends of a connection are on one machine, or in
-// one network namespace.
+// toItself reports whether both ends of a connection are on one machine or in one
+// network namespace.
 func toItself(s sockets.Socket) bool {
 	return onThisMachine(sockets.Pair{Local: s.Local, Remote: s.Remote})
 }
@@ -546,28 +548,28 @@ func onThisMachine(p sockets.Pair) bool {
 	return p.Remote.Addr().IsLoopback() || p.Remote.Addr() == p.Local.Addr()
 }
 
-// private reports whether the workload is alone in its network namespace, so
-// that a connection from within comes from itself. If unknown it returns false.
+// private reports whether the workload is alone in its network namespace, so that a
+// connection from within the namespace is its own. It returns false if that is
+// unknown.
 func (w *Work) private() bool { return w.alone != nil && w.alone() }
 
-// waitsFor reports whether a listener among at accepts connections to addr. A
-// connection that is not accepted yet has no other owner.
+// waitsFor reports whether a listener at one of at accepts connections to addr.
 func waitsFor(at map[netip.AddrPort]bool, addr netip.AddrPort) bool {
 	port := addr.Port()
 	return at[addr] || at[netip.AddrPortFrom(netip.IPv6Unspecified(), port)] ||
 		addr.Addr().Is4() && at[netip.AddrPortFrom(netip.IPv4Unspecified(), port)]
 }
 
-// quietFor returns for how long no byte was transferred, according to the
+// quietFor returns how long a connection has transferred no byte, according to the
 // kernel.
 func quietFor(o sockets.Socket) time.Duration {
 	if o.InfoSize == 0 {
-		return 0 // unknown: as if data had just been transferred
+		return 0 // unknown counts as active now
 	}
 	return min(o.Traffic.LastSent, o.Traffic.LastReceived)
 }
 
-// numeric returns an address without names.
+// numeric returns addr with the name localhost replaced by an address.
 func numeric(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -15,12 +15,11 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// pids lists every process of the tree. Without a control group, and if lull
-// started it, these are the
-// main process, its descendants, and processes that left their parents and
-// became children of the shim. If fresh is set, the latter are searched for
-// now. Otherwise a recent search is used, because thousands of instances share
-// it.
+// pids lists every process of the tree. Without a control group, if lull started
+// the tree, these are the main process, its descendants, and processes whose
+// parents have exited, which are children of the shim. If fresh is set, the latter
+// are searched for now. Otherwise a recent search may be used, which thousands of
+// instances share.
 func (w *Work) pids(fresh bool) ([]int, error) {
 	if w.group != nil {
 		return w.group.PIDs()
@@ -28,7 +27,8 @@ func (w *Work) pids(fresh bool) ([]int, error) {
 	if w.kin != nil {
 		return w.kinPIDs()
 	}
-	// Its PID may have been reused, and that process's tree is not ours.
+	// The main process's PID may belong to another process now, whose tree is not
+	// ours.
 	roots := []int{w.ident.PID}
 	if s, err := w.r.fs.Stat(w.ident.PID); err == nil && s.Start != w.ident.Start {
 		roots = nil
@@ -44,20 +44,20 @@ func (w *Work) pids(fresh bool) ([]int, error) {
 	return slices.Compact(all), errors.Join(errs...)
 }
 
-// strays finds processes that left their parents, by their mark. It knows the
-// main processes of all runs, so on an ordinary host it reads nothing else.
+// strays finds processes whose parents have exited, by their mark. It skips the
+// main processes of all runs, so on most hosts it reads no environment at all.
 type strays struct {
 	r *Runtime
 
 	mu     sync.Mutex
 	at     time.Time
 	byID   map[string][]int
-	hidden []proc.Stat // unreadable ones
+	hidden []proc.Stat // processes whose environment cannot be read
 	err    error
 }
 
-// of returns the strays of w. An error means that an unreadable process may
-// belong to w, too.
+// of returns the strays of w. An error means that a process whose environment
+// cannot be read may belong to w too.
 func (s *strays) of(w *Work, fresh bool) ([]int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,8 +73,8 @@ func (s *strays) of(w *Work, fresh bool) ([]int, error) {
 	return slices.Clone(s.byID[w.id]), errors.Join(errs...)
 }
 
-// scan reads the children of the shim, and those of init if a shim has died and
-// its children went to init. The caller holds mu.
+// scan reads the children of the shim. If a shim has died, it also reads those of
+// init, which has taken over the children of that shim. s.mu must be held.
 func (s *strays) scan() {
 	s.at, s.byID, s.hidden, s.err = time.Now(), map[string][]int{}, nil, nil
 	s.r.mu.Lock()
@@ -121,8 +121,9 @@ func (s *strays) add(pid int) {
 	}
 }
 
-// owned reports whether a process runs as our own user. Other users' processes
-// cannot be ours unless we are root, and root can read every environment.
+// owned reports whether a process runs as this process's user. A process of another
+// user cannot be an instance's unless this process runs as root, which can read
+// every environment.
 func owned(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -133,8 +134,8 @@ func owned(pid int) bool {
 	return string(word) == strconv.Itoa(os.Getuid())
 }
 
-// childrenOf lists the children of every thread of a process. On a kernel
-// without children files it asks every process for its parent.
+// childrenOf lists the children of all threads of a process. On a kernel without
+// children files it searches all processes for those with this parent.
 func childrenOf(pid int) ([]int, error) {
 	tids, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	"lull/internal/runtime/process"
 )
 
-// No process of a tree escapes a freeze, neither one that left the group nor
-// one that is being forked at that moment.
+// TestNothingEscapes checks that a freeze includes every process of a tree, also
+// one that has left the process group and one that is being forked at that moment.
 func TestNothingEscapes(t *testing.T) {
 	for name, script := range map[string]string{
 		"twenty":  `i=1; while [ $i -lt 20 ]; do (while :; do echo x >> $OUT; sleep 0.001; done) & i=$((i+1)); done; while :; do echo x >> $OUT; sleep 0.001; done`,
@@ -44,7 +44,7 @@ func TestNothingEscapes(t *testing.T) {
 					errtest.None(t, w.Thaw())
 				}
 				errtest.None(t, w.Freeze(waittest.Context(t)))
-				if err := w.Kill(waittest.Context(t)); err != nil { // frozen or not
+				if err := w.Kill(waittest.Context(t)); err != nil { // whether it is frozen or not
 					t.Fatal(err)
 				}
 				was := size(h.out("tree"))
@@ -57,7 +57,8 @@ func TestNothingEscapes(t *testing.T) {
 	}
 }
 
-// A program that may not be inspected is never considered quiet or watched.
+// TestUnwatchable checks that a program whose sockets may not be inspected can be
+// neither sampled as quiet nor guarded.
 func TestUnwatchable(t *testing.T) {
 	if os.Getuid() == 0 {
 		t.Skip("root may look into everything; runs as nobody")
@@ -76,7 +77,7 @@ func TestUnwatchable(t *testing.T) {
 	}
 	errtest.None(t, w.Thaw())
 	errtest.None(t, ask(addr))
-	// It does not affect others.
+	// Another program can still be guarded.
 	guardOne(t, h.serve("seen", 1, "echo", other), other)
 }
 
@@ -135,15 +136,16 @@ func TestExecBeside(t *testing.T) {
 		if err != nil || id != "main" {
 			t.Errorf("Identify() = %q, %v", id, err)
 		}
-		// A process that a command leaves in the background does not delay the
-		// command's end.
+		// Exec returns when the command ends, even if a background process keeps
+		// running.
 		got, err = h.exec(waittest.Context(t), "main", instance.Command{Command: []string{"sh", "-c", "sleep 1000 & echo done"}})
 		if err != nil || got.Stdout != "done\n" {
 			t.Errorf("Exec() with a background job = %+v, %v", got, err)
 		}
-		// Its caller has ended, and it ignores signals.
+		// A command that ignores SIGTERM is killed after its caller's context has
+		// ended.
 		ctx, cancel := context.WithCancel(t.Context())
-		dir, err := os.MkdirTemp("", "exec") // another user writes into it
+		dir, err := os.MkdirTemp("", "exec") // not t.TempDir, because another user writes into it
 		errtest.None(t, err)
 		defer os.RemoveAll(dir)
 		errtest.None(t, os.Chmod(dir, 0o777))
@@ -169,7 +171,7 @@ func TestExecBeside(t *testing.T) {
 	})
 }
 
-// A start that was given up leaves nothing.
+// TestStartGivenUp checks that a start whose context has ended leaves no process.
 func TestStartGivenUp(t *testing.T) {
 	freezers(t, func(t *testing.T, cfg process.Config) {
 		h := newHost(t, cfg)

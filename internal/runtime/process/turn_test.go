@@ -9,13 +9,13 @@ import (
 	"lull/internal/platform/sockets"
 )
 
-// wire is a connection with a kernel's accounting, implemented independently of
-// the code that reads it: each message knows its sender.
+// wire simulates a connection with the kernel's accounting, independently of the
+// code under test. Each message has a known sender.
 type wire struct {
 	now     time.Duration
 	last    instance.Turn
 	traffic sockets.Traffic
-	in, out time.Duration // of the last data
+	in, out time.Duration // time of the last data
 	ack     time.Duration
 }
 
@@ -23,8 +23,8 @@ const tick = 4 * time.Millisecond
 
 func (w *wire) floor() time.Duration { return w.now / tick * tick }
 
-// send moves data one way. It also acknowledges the other end's data, if that
-// is still unacknowledged.
+// send sends data from one end. The data also acknowledges what the other end has
+// sent.
 func (w *wire) send(from instance.Turn, segments uint32) {
 	if w.last == from || w.last == instance.TurnNone {
 		w.plain(from)
@@ -41,8 +41,7 @@ func (w *wire) send(from instance.Turn, segments uint32) {
 	w.in, w.ack = w.floor(), w.floor()
 }
 
-// plain sends an acknowledgement without data, from the end that did not send
-// last.
+// plain makes the end that did not send last send an acknowledgement without data.
 func (w *wire) plain(sender instance.Turn) {
 	switch {
 	case w.last == instance.TurnNone:
@@ -54,7 +53,7 @@ func (w *wire) plain(sender instance.Turn) {
 	}
 }
 
-// acknowledge lets the last data be acknowledged after a while.
+// acknowledge sends the acknowledgement of the last data after a while.
 func (w *wire) acknowledge(after, until time.Duration) {
 	w.now += after
 	w.plain(w.last)
@@ -67,9 +66,9 @@ func (w *wire) socket() sockets.Socket {
 	return sockets.Socket{Inode: 1, Traffic: t, InfoSize: 240}
 }
 
-// Whatever both ends send and whenever it is sampled, the turn is never
-// attributed to the wrong end, except where more than one message of a kind was
-// sent in a tick.
+// TestTurnIsNeverWrong checks that the turn is never attributed to the wrong end,
+// whatever both ends send and whenever it is sampled, unless an end sent more than
+// one message in a tick.
 func TestTurnIsNeverWrong(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -22,8 +22,8 @@ import (
 // dupLimit bounds a duplication through the shim.
 const dupLimit = 2 * time.Second
 
-// duplicate duplicates descriptors of a process: directly, or through the shim,
-// which as the process's ancestor may do so where Yama forbids it to others.
+// duplicate duplicates descriptors of a process, if necessary through the shim. As
+// an ancestor of the process, the shim may do so even if Yama forbids it to others.
 func (r *Runtime) duplicate(pid int, fds []int) ([]int, error) {
 	got, err := sockets.Duplicate(pid, fds)
 	if !errors.Is(err, sockets.ErrNotPermitted) {
@@ -35,8 +35,8 @@ func (r *Runtime) duplicate(pid int, fds []int) ([]int, error) {
 	return nil, err
 }
 
-// Guard implements instance.Workload. Every socket of the tree is duplicated,
-// and duplicates that no outside event can affect are closed at once.
+// Guard implements instance.Workload. It duplicates every socket of the tree, and
+// closes at once the duplicates that no event from outside can affect.
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
 	own, err := w.sockets()
 	if err != nil {
@@ -77,15 +77,15 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)
 		w.waitedFor.Store(true)
 		defer w.waitedFor.Store(false)
 		wake(reason)
-	}) // takes ownership of the duplicates, even on an error
+	}) // takes ownership of the duplicates, also on an error
 	if err != nil {
 		return nil, err
 	}
 	return g, nil
 }
 
-// UnwatchableError names a socket of an instance that cannot be watched while
-// frozen, so the instance must not be frozen.
+// UnwatchableError names a socket of an instance that cannot be watched, because of
+// which the instance must not be frozen.
 type UnwatchableError struct {
 	Socket string
 	Err    error
@@ -98,7 +98,8 @@ func (e *UnwatchableError) Error() string {
 // Unwrap returns the cause.
 func (e *UnwatchableError) Unwrap() error { return e.Err }
 
-// unwatchable names the socket that could not be duplicated.
+// unwatchable returns an UnwatchableError that names the socket that could not be
+// duplicated.
 func (w *Work) unwatchable(err error, own map[uint64]place) error {
 	var dup *sockets.DupError
 	if !errors.As(err, &dup) || dup.FD < 0 {
@@ -115,7 +116,7 @@ func (w *Work) unwatchable(err error, own map[uint64]place) error {
 	return &UnwatchableError{name, err}
 }
 
-// taken is one duplicate and its description.
+// taken is a duplicate of a socket, with its description.
 type taken struct {
 	fd   int
 	name string
@@ -139,7 +140,7 @@ func nameOf(in sockets.Info, pid, fd int) string {
 	return fmt.Sprintf("descriptor %d of process %d", fd, pid)
 }
 
-// exposed returns the ports at which the program listens for ports.
+// exposed returns the ports of the targets of ports, on which the program listens.
 func exposed(ports []instance.Endpoint) map[uint16]bool {
 	out := map[uint16]bool{}
 	for _, e := range ports {
@@ -150,13 +151,13 @@ func exposed(ports []instance.Endpoint) map[uint16]bool {
 	return out
 }
 
-// exposedPorts keeps the last answer of exposed.
+// exposedPorts caches the last result of exposed.
 type exposedPorts struct {
 	asked []instance.Endpoint
 	ports map[uint16]bool
 }
 
-// of returns what exposed does. The result must not be modified.
+// of returns exposed(ports). The result must not be modified.
 func (x *exposedPorts) of(ports []instance.Endpoint) map[uint16]bool {
 	if x.ports == nil || !slices.Equal(x.asked, ports) {
 		x.asked, x.ports = slices.Clone(ports), exposed(ports)
@@ -164,10 +165,11 @@ func (x *exposedPorts) of(ports []instance.Endpoint) map[uint16]bool {
 	return x.ports
 }
 
-// choose keeps the sockets that a client can affect and closes the others. It
-// keeps listeners, connections that came to one of the tree's listening ports
-// or paths, and UDP sockets on exposed ports. A connection between two
-// processes of the tree cannot change while both are frozen.
+// choose returns the sockets that a client can affect, and closes the others. It
+// keeps listeners, connections that came to one of the tree's listening ports or
+// paths, and UDP sockets on ports. With outbound it also keeps connections that the
+// tree opened. It closes connections between two processes of the tree, which
+// cannot change while both are frozen.
 func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uint64]bool) (dups []sockets.Dup) {
 	listens, local, paths := map[uint16]bool{}, map[netip.AddrPort]bool{}, map[string]bool{}
 	for p := range ports {
@@ -196,7 +198,7 @@ func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uin
 		case in.Type == unix.SOCK_STREAM && in.Connected && in.Local.IsValid() && !local[in.Peer]:
 			keep = outbound || listens[in.Local.Port()]
 			if in.State == sockets.CloseWait && closing[in.Inode] && in.Unread == 0 {
-				kind = sockets.HalfClosed // the program has known this since before the freeze
+				kind = sockets.HalfClosed // the program has known of the end since before the freeze
 			}
 		}
 		if keep {
@@ -209,8 +211,8 @@ func choose(found []taken, ports map[uint16]bool, outbound bool, closing map[uin
 	return dups
 }
 
-// Hold keeps sockets of an instance open whatever its state. addrs are those of
-// shimctl.Addr.
+// Hold makes the shim keep sockets of an instance open, whatever the instance's
+// state. addrs are in the form of shimctl.Addr.
 func (r *Runtime) Hold(ctx context.Context, id string, addrs []string) error {
 	return r.untilAnswered(ctx, func(c *shimctl.Client) error {
 		if err := c.Hold(ctx, id, addrs); err != nil {
@@ -224,8 +226,8 @@ func (r *Runtime) Hold(ctx context.Context, id string, addrs []string) error {
 	})
 }
 
-// setHeld keeps duplicates of what the shim holds, replacing earlier ones. With
-// them a port and its backlog survive the shim.
+// setHeld keeps duplicates of what the shim holds, replacing earlier ones. With the
+// duplicates, a port and its backlog outlive the shim.
 func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
 	r.mu.Lock()
 	old := r.held[id]
@@ -247,8 +249,8 @@ func (r *Runtime) setHeld(id string, addrs []string, fds []int) {
 	old.close()
 }
 
-// keptPaths returns the exposed path of each unix socket that is held under id,
-// by inode.
+// keptPaths returns the exposed path of each unix socket that is held under id, by
+// the socket's inode.
 func (r *Runtime) keptPaths(id string) map[uint64]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -261,9 +263,10 @@ func (r *Runtime) keptPaths(id string) map[uint64]string {
 	return out
 }
 
-// Listen holds listening sockets as Hold does and returns a listener for each
-// of addrs, in order, which the caller closes. The sockets and the connections
-// in their backlogs outlive the listeners and this process until Unhold.
+// Listen holds listening sockets like Hold, and returns a listener for each of
+// addrs, in order. The caller must close the listeners. The sockets and the
+// connections in their backlogs outlive the listeners and this process, until
+// Unhold.
 func (r *Runtime) Listen(ctx context.Context, id string, addrs []string) (ls []net.Listener, err error) {
 	if err := r.Hold(ctx, id, addrs); err != nil {
 		return nil, err
@@ -303,8 +306,8 @@ func listener(fd int) (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// UnholdOthers closes the sockets held under ids for which ours returns false.
-// Their owners were removed while no daemon could release them.
+// UnholdOthers closes the sockets held under IDs for which ours returns false:
+// their owners were removed while no daemon ran.
 func (r *Runtime) UnholdOthers(ctx context.Context, ours func(id string) bool) error {
 	ids, err := r.shim().Holds(ctx)
 	if err != nil {
@@ -355,9 +358,9 @@ func (r *Runtime) Watch(id string, wake func(string)) (instance.Guard, error) {
 	return g, nil
 }
 
-// HoldOwn has the listening TCP sockets of the run held under its id, whose
-// backlogs then outlive it. TakeHeld or Unhold end that. It returns their
-// addresses; none if there are no such sockets.
+// HoldOwn makes the shim hold the run's listening TCP sockets under its ID, so that
+// their backlogs outlive the run, until TakeHeld or Unhold. It returns their
+// addresses, none if the run has no such sockets.
 func (w *Work) HoldOwn(ctx context.Context) (addrs []string, err error) {
 	if w.net != &w.r.net {
 		return nil, errors.New("it has a network of its own, in which lull cannot listen")
@@ -405,7 +408,8 @@ func (w *Work) HoldOwn(ctx context.Context) (addrs []string, err error) {
 	return addrs, nil
 }
 
-// HeldAddrs returns the addresses of the sockets held under id; none is no error.
+// HeldAddrs returns the addresses of the sockets held under id. Having none is not
+// an error.
 func (r *Runtime) HeldAddrs(ctx context.Context, id string) (addrs []string, err error) {
 	err = r.untilAnswered(ctx, func(c *shimctl.Client) error {
 		got, fds, err := c.Listeners(ctx, id)
@@ -423,8 +427,9 @@ func (r *Runtime) HeldAddrs(ctx context.Context, id string) (addrs []string, err
 }
 
 // TakeHeld closes the sockets held under id, so that their addresses can be bound
-// again, and returns the connections that waited on them. The supervisor lets go
-// first, so hardly a client arrives between the last accept and the close.
+// again, and returns the connections that waited on them. The shim closes its
+// sockets first, so that hardly a client can arrive, and be lost, between the last
+// accept and the close.
 func (r *Runtime) TakeHeld(ctx context.Context, id string) (conns []net.Conn, err error) {
 	if _, err := r.HeldAddrs(ctx, id); err != nil {
 		return nil, err

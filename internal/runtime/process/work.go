@@ -31,21 +31,21 @@ type Work struct {
 	ident   instance.Identity
 	group   *cgroup.Group  // nil if the freezer uses signals
 	net     *namespace     // its network namespace
-	alone   func() bool    // reports whether it is alone in that namespace; nil if unknown
-	kin     map[int]uint64 // start times by PID, of a tree that lull did not start; nil for any other. Guarded by mu
+	alone   func() bool    // reports whether nothing else uses that namespace; nil if unknown
+	kin     map[int]uint64 // for a tree that lull did not start: start times by PID; otherwise nil. Guarded by mu
 	logPath string
 	logMax  int64
 	user    string
 	handoff bool // its binds are reported
 
-	// waitedFor is set while a client waits on a socket of the program itself, so
-	// that the daemon has nothing to do for the client after the thaw.
+	// waitedFor is set while a client waits on one of the program's own sockets.
+	// The daemon then has nothing to do for the client after the thaw.
 	waitedFor atomic.Bool
 
-	// reading is held during a sample. It comes before mu and guards the fields up to
-	// mu.
+	// reading is held during a sample. It guards the fields down to mu, and must be
+	// locked before mu.
 	reading sync.Mutex
-	known   holdings // the newest search of the tree; empty after one while it was frozen
+	known   holdings // the newest search of the tree; empty if that was while it was frozen
 	bytes   netCount
 	turns   turns
 	spare   spare
@@ -54,12 +54,12 @@ type Work struct {
 	mu      sync.Mutex
 	stopped []int // processes that were sent SIGSTOP
 	frozen  bool
-	mute    bool // its binds were reported, but no longer are
+	mute    bool // its binds are no longer reported
 	past    past
 	io      proc.Tally // disk traffic
 	jvms    counters
-	closing map[uint64]bool // inodes in CLOSE_WAIT at the last probe while it ran
-	closed  time.Time       // since when a kept socket has been missing; zero if none is
+	closing map[uint64]bool // inodes of connections that were in CLOSE_WAIT at the last probe of the running tree
+	closed  time.Time       // since when the program has not had a kept socket; zero if it has all
 }
 
 var _ instance.Workload = (*Work)(nil)
@@ -76,8 +76,8 @@ func (w *Work) asRun() shimctl.Run {
 	return run
 }
 
-// Alive reports whether the main process is still the one that was started. An
-// error means unknown, never dead.
+// Alive reports whether the main process of the run still exists. An error means
+// that this is unknown.
 func (w *Work) Alive() (bool, error) {
 	s, err := w.r.fs.Stat(w.ident.PID)
 	if errors.Is(err, proc.ErrGone) {
@@ -86,7 +86,7 @@ func (w *Work) Alive() (bool, error) {
 	return err == nil && s.Start == w.ident.Start && !s.Ended(), err
 }
 
-// Holds reports whether a process belongs to the instance now.
+// Holds reports whether a process belongs to the instance at present.
 func (w *Work) Holds(pid int) (bool, error) {
 	pids, err := w.pids(true)
 	return slices.Contains(pids, pid), err
@@ -138,7 +138,7 @@ func (w *Work) Freeze(ctx context.Context) error {
 }
 
 // Froze records a freeze or thaw made by other means, such as Docker's, so that
-// its readings of a frozen run are never older than the freeze.
+// Sample does not use readings from before a freeze.
 func (w *Work) Froze(on bool) { w.setFrozen(on, nil) }
 
 func (w *Work) setFrozen(on bool, pids []int) {
@@ -175,11 +175,12 @@ func (w *Work) Thaw() error {
 	return nil
 }
 
-// A program that was thawed for a client often gets the CPU of the thread that
-// thawed it, and sched_yield does not make that thread wait: what the daemon has
-// still to record then delays the answer by more than the thaw. The thread
-// therefore sleeps for headStart, in which the program can answer. When many
-// programs are thawed one after the other, only one of them in headStarts does.
+// The kernel often runs a thawed program on the CPU of the thread that thawed it,
+// and sched_yield does not make that thread wait. The daemon's remaining work, such
+// as recording the wake, then delays the program's answer more than the thaw
+// itself. The thread therefore sleeps for headStart, in which the program can
+// answer. If many programs are thawed one after the other, there is at most one
+// head start per headStarts.
 const (
 	headStart  = 200 * time.Microsecond
 	headStarts = 20 * headStart
@@ -201,8 +202,8 @@ func (w *Work) giveWay() {
 		return
 	}
 	lastHeadStart.Store(now)
-	// It bypasses Go's runtime, whose monitor would be woken first and compete
-	// for the CPU. A signal may end it early.
+	// This bypasses Go's runtime, whose monitor would wake up first and compete for
+	// the CPU. A signal may end the sleep early.
 	_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&unix.Timespec{Nsec: int64(headStart)})), 0, 0)
 }
 
@@ -217,19 +218,18 @@ func (w *Work) Still() (bool, error) {
 // Exiting implements instance.Workload.
 func (w *Work) Exiting() (bool, error) { return w.SignalPending(w.ident.PID, syscall.SIGTERM) }
 
-// SignalPending reports whether a signal waits to be delivered to one of its
-// processes.
+// SignalPending reports whether a signal is pending for a process of the instance.
 func (w *Work) SignalPending(pid int, sig syscall.Signal) (bool, error) {
 	return w.r.fs.Pending(pid, sig)
 }
 
-// findStopped adopts processes that an earlier daemon had stopped by signals.
+// findStopped takes over processes that an earlier daemon has stopped by signals.
 func (w *Work) findStopped() error {
 	pids, err := w.pids(true)
 	if err != nil {
 		return fmt.Errorf("cannot list the processes of %s: %w", w.id, err)
 	}
-	w.setFrozen(true, pids) // a thaw continues them, whether they are stopped or not
+	w.setFrozen(true, pids) // a thaw continues all of them, stopped or not
 	return nil
 }
 
@@ -238,7 +238,7 @@ func (w *Work) Signal(sig syscall.Signal) error {
 	switch live, err := w.Alive(); {
 	case err != nil:
 		return fmt.Errorf("cannot signal process %d: %w", w.ident.PID, err)
-	case !live: // its PID may have been reused
+	case !live: // the PID may belong to another process now
 		return fmt.Errorf("cannot signal process %d: %w", w.ident.PID, syscall.ESRCH)
 	}
 	if err := unix.Kill(w.ident.PID, sig); err != nil {
@@ -253,8 +253,9 @@ func (w *Work) Kill(ctx context.Context) error {
 		return w.group.Kill(ctx)
 	}
 	for {
-		// A listing can fail temporarily, for example on a process in the
-		// middle of its exec. Then the run is not over, and is checked again.
+		// A listing can fail temporarily, for example while a process executes
+		// another program. That does not mean that the run has ended, so it is
+		// tried again.
 		pids, lerr := w.pids(true)
 		left := 0
 		for _, pid := range pids {
@@ -298,8 +299,8 @@ func (w *Work) Memory() (int64, error) {
 	return pages * int64(os.Getpagesize()), nil
 }
 
-// Reclaim implements instance.Workload with memory.reclaim if available,
-// otherwise with MADV_PAGEOUT on every mapping.
+// Reclaim implements instance.Workload. It uses memory.reclaim if available, and
+// MADV_PAGEOUT on every mapping otherwise.
 func (w *Work) Reclaim(ctx context.Context) (int64, error) {
 	w.mu.Lock()
 	frozen := w.frozen
@@ -333,7 +334,7 @@ func (w *Work) Reclaim(ctx context.Context) (int64, error) {
 	return max(before-after, 0), err
 }
 
-// moves is the number of attempts to find sockets that are being moved.
+// moves is how often listeners is tried if sockets are moved meanwhile.
 const moves = 20
 
 // Listeners implements instance.Workload.
@@ -346,9 +347,9 @@ func (w *Work) Listeners() (l []instance.Listener, err error) {
 	return l, err
 }
 
-// listeners reads the sockets of the tree. A socket that has moved since it was
-// found proves nothing, because a starting program moves the sockets that it
-// inherits. That is an error, and the search is repeated.
+// listeners reads the sockets of the tree. It returns an error if a socket was
+// moved after it was found; the caller must then search again. A starting program
+// moves the sockets that it inherits, so this does not mean that a socket is gone.
 func (w *Work) listeners() (out []instance.Listener, err error) {
 	own, err := w.sockets()
 	if err != nil {
@@ -384,8 +385,8 @@ func (w *Work) listenersAmong(own map[uint64]place) (out []instance.Listener, er
 	return w.hiddenListeners(out, hidden, why)
 }
 
-// listenerOf returns the listener that a socket is. A kept unix socket has the
-// exposed path, whatever name it was bound to.
+// listenerOf returns a socket as a listener, if it is one. A kept unix socket is
+// returned with its exposed path, whatever path it was bound to.
 func listenerOf(in *sockets.Info, at place, kept map[uint64]string) (instance.Listener, bool) {
 	l := instance.Listener{PID: at.pid, Watchable: true}
 	switch {
@@ -408,8 +409,8 @@ func listenerOf(in *sockets.Info, at place, kept map[uint64]string) (instance.Li
 	return l, true
 }
 
-// hiddenListeners adds the listeners among sockets that may not be duplicated,
-// as the kernel lists them. They cannot be watched.
+// hiddenListeners appends the listeners among sockets that may not be duplicated,
+// according to the kernel's list. They cannot be watched.
 func (w *Work) hiddenListeners(out []instance.Listener, hidden map[uint64]place, why error) ([]instance.Listener, error) {
 	for network, q := range map[string]sockets.Query{"tcp": {States: []sockets.State{sockets.Listen}}, "udp": {UDP: true, States: []sockets.State{sockets.Close}}} {
 		all, err := w.net.dump(q)
