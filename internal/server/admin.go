@@ -20,7 +20,7 @@ import (
 	"lull/internal/store"
 )
 
-// noController returns the error of a process that only serves the API.
+// noController returns the error of a server process that runs no controller.
 func noController() error {
 	return fault(http.StatusConflict, "no_controller", "cannot do that here: this process has no controller; ask one with --role all or controller")
 }
@@ -70,7 +70,7 @@ func (s *Server) adminRoutes() {
 	describe(s, r, "text/plain", "Prometheus exposition format")
 }
 
-// copyRoutes serve downloads for administrators: the complete state, and
+// copyRoutes registers the downloads for administrators: the complete state, and
 // profiles of the process.
 func (s *Server) copyRoutes() {
 	r := route{id: "backup", method: "GET", path: "/admin/backup", role: access.Admin, doc: "The whole state as one snapshot of the running server, for lull server restore"}
@@ -108,7 +108,7 @@ func (s *Server) copyRoutes() {
 		}
 		return &huma.StreamResponse{Body: func(hc huma.Context) {
 			if in.Kind == "cpu" {
-				_ = delay.For(hc.Context(), time.Duration(in.Seconds)*time.Second) // a client that disconnects gets what there is
+				_ = delay.For(hc.Context(), time.Duration(in.Seconds)*time.Second) // if the client disconnects, the profile ends early
 				pprof.StopCPUProfile()
 			}
 			hc.SetHeader("Content-Type", "application/octet-stream")

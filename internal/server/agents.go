@@ -51,9 +51,9 @@ func (s *Server) agentRoutes() {
 		})
 }
 
-// agentReport processes a report: an intent goes into the record, the readings
-// to the owner of the worker, and the rest into the listing. The answer depends
-// on the record only, so any server can give it.
+// agentReport processes an agent's report. An intent is written to the worker's
+// record, the readings are passed to the worker's owner, and the rest is kept for the
+// listing. The answer depends only on the record, so any server can give it.
 func (s *Server) agentReport(ctx context.Context, name string, r control.AgentReport, body json.RawMessage) (control.AgentAnswer, error) {
 	var a control.AgentAnswer
 	if h := s.fleet.Halted(); h.On {
@@ -90,7 +90,7 @@ func (s *Server) agentReport(ctx context.Context, name string, r control.AgentRe
 	return a, nil
 }
 
-// agentAction records an intent of the agent, or that the intent failed.
+// agentAction records that the agent intends to act, or that its action failed.
 func (s *Server) agentAction(ctx context.Context, w worker.Worker, x *control.AgentAction, a *control.AgentAnswer) (worker.Worker, error) {
 	if x == nil {
 		return w, nil

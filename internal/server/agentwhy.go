@@ -45,7 +45,7 @@ func (s *Server) agentWhyRoutes() {
 		})
 }
 
-// agentWorker returns the worker that a machine is; nil if it is none.
+// agentWorker returns the worker whose machine this is, or nil.
 func (s *Server) agentWorker(ctx context.Context, name string) (*worker.Worker, error) {
 	region := ""
 	if r, heard := s.agents.Seen(name); heard {
@@ -67,8 +67,8 @@ func (s *Server) agentWorker(ctx context.Context, name string) (*worker.Worker, 
 	return &w, err
 }
 
-// agentWhy answers from an agent's reports: from the last one for now, and from
-// what the servers recorded for a past time.
+// agentWhy explains the state of an agent's machine at a time: for now from the
+// agent's last report, for the past from the checks recorded by all servers.
 func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (control.AgentWhy, error) {
 	now := time.Now().UTC()
 	if at.After(now.Add(history.Skew)) {
@@ -107,11 +107,11 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	switch {
 	case y.Verdict != nil:
 		if y.State = c.Before.Evidence.Status; at.IsZero() {
-			y.Question = "why is it running" // another server receives its reports
+			y.Question = "why is it running" // another server receives the agent's reports
 		}
 	case at.IsZero():
 		y.Readings, y.Unheard = "unknown", "Its agent does not report, so its current readings are unknown."
-	case !known: // a removed machine cannot be distinguished from one that never existed
+	case !known: // a removed machine looks like one that never existed
 		y.Readings, y.Unheard = "unknown", "No report of this agent is recorded for that time, and no running server has heard from it."
 	default:
 		y.Readings, y.Unheard = "unknown", "No report of its agent is recorded for that time."
@@ -122,8 +122,8 @@ func (s *Server) agentWhy(ctx context.Context, name string, at time.Time) (contr
 	return s.withWorker(ctx, y, w, when)
 }
 
-// agentTurns adds how the machine last went down and came up, according to its
-// agent.
+// agentTurns adds when and why the machine last went down and came up, as its agent
+// reported.
 func (s *Server) agentTurns(y *control.AgentWhy, r *evidence.Record) {
 	y.Paused = r.Paused
 	if t := r.Evidence.LastResumedAt; !t.IsZero() {
@@ -131,8 +131,8 @@ func (s *Server) agentTurns(y *control.AgentWhy, r *evidence.Record) {
 	}
 }
 
-// withWorker adds the record's view of the machine: its power state at the
-// time, and who changed it.
+// withWorker adds what the worker's record and audit log say about the machine: its
+// power state at the time, and who changed it.
 func (s *Server) withWorker(ctx context.Context, y control.AgentWhy, w *worker.Worker, at time.Time) (control.AgentWhy, error) {
 	if w == nil {
 		return y, nil

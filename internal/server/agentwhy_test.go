@@ -12,7 +12,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// hearsReport makes an agent report a value of cpu to s.
+// hearsReport sends s an agent's report with a CPU value.
 func (s *Server) hearsReport(t *testing.T, machine string, sequence uint64, cpu float64) {
 	t.Helper()
 	now := time.Now()
@@ -28,9 +28,10 @@ func (s *Server) hearsReport(t *testing.T, machine string, sequence uint64, cpu 
 	}
 }
 
-// TestEveryServerKnowsAnAgentsPast has an agent report to one server and then
-// to another. Both answer for both times. For a time without reports neither
-// has an answer, and what only a stopped server kept is unknown.
+// TestEveryServerKnowsAnAgentsPast has an agent report first to one server and then
+// to another. It checks that both explain the agent's state at both times, that
+// neither does for a time without reports, and that what only a stopped server
+// recorded is unknown.
 func TestEveryServerKnowsAnAgentsPast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, net := mem.New(mem.Options{}).Client(), &memnet.Network{}
@@ -48,7 +49,7 @@ func TestEveryServerKnowsAnAgentsPast(t *testing.T) {
 			}
 		}
 		report(one, 10, 2)
-		time.Sleep(10 * time.Minute) // it reports nothing
+		time.Sleep(10 * time.Minute) // without any report
 		report(two, 10, 80)
 
 		says := func(when string, s *Server, after time.Duration, readings, verdict string) {

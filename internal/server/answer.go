@@ -17,11 +17,12 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// The pages behind the links of a warning. They need no login: the signature in
-// the link authorizes this one answer. GET requests have no effect, because
-// mail scanners follow every link. Only the form on the page acts.
+// Here are the pages behind the links of a warning. They need no login: the signature
+// in the link authorizes one answer. GET requests have no effect, because mail
+// scanners follow every link. Only the form on the page acts.
 
-// question is the wording of an answer before and after it is given.
+// question is the wording on the page before and after the answer is given, by kind
+// of answer.
 var question = map[string]struct{ ask, button, done string }{
 	warning.Extend:   {"Keep it running for another hour?", "Extend by an hour", "It is kept running until"},
 	warning.NotToday: {"Keep it running for the rest of the day?", "Not today", "It is kept running until"},
@@ -71,7 +72,7 @@ func (s *Server) answerRoutes() {
 			return &huma.StreamResponse{Body: func(hc huma.Context) {
 				hc.SetHeader("Content-Type", "text/html; charset=utf-8")
 				hc.SetHeader("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
-				hc.SetHeader("Referrer-Policy", "no-referrer") // the address is the credential
+				hc.SetHeader("Referrer-Policy", "no-referrer") // the URL contains the credential
 				hc.SetStatus(status)
 				_, _ = hc.BodyWriter().Write(body.Bytes()) // an error means that the client has disconnected
 			}}, nil
@@ -80,7 +81,7 @@ func (s *Server) answerRoutes() {
 	}
 }
 
-// over returns the page of a link that is no longer valid.
+// over returns the page for a link that is no longer valid.
 func over(why string) (int, shownAnswer) {
 	return http.StatusGone, shownAnswer{Title: "Nothing to do", Lines: []string{why}}
 }
@@ -95,7 +96,7 @@ func (s *Server) warned(ctx context.Context, w *worker.Worker, a warning.Answer)
 	return x.Sentence(who, zone)
 }
 
-// answer shows the effect of a link or, with act, carries it out.
+// answer returns the page for a link. If act is set, it also carries the answer out.
 func (s *Server) answer(ctx context.Context, token string, act bool) (int, shownAnswer) {
 	a, err := s.fleet.ReadAnswer(time.Now(), token)
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 // principalKey is the context key of a request's principal.
 type principalKey struct{}
 
-// principal is the caller of a request: a token, or why there is none.
+// principal is the caller of a request: a valid token, or the reason why there is
+// none.
 type principal struct {
 	token   access.Token
 	given   bool

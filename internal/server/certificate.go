@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Certificate is a certificate and key in files. They are read again when they
-// change, so that a running server gets the renewed pair. If a pair cannot be
-// read, the last good one stays in use.
+// Certificate is a certificate and key in files. Changed files are read again, so a
+// renewal needs no restart. If a new pair cannot be read, the last good one stays in
+// use.
 type Certificate struct {
 	certFile, keyFile string
 
@@ -20,7 +20,7 @@ type Certificate struct {
 	looked time.Time
 }
 
-// lookEvery is the minimum interval between checks of the files.
+// lookEvery is the minimum interval between checks for changed files.
 const lookEvery = time.Second
 
 // NewCertificate reads the files for the first time.

@@ -21,8 +21,8 @@ import (
 	"lull/internal/server"
 )
 
-// writePair writes a certificate with a name, and its key, with a modification
-// time.
+// writePair writes a certificate for name, and its key, both with the modification
+// time stamp.
 func writePair(t *testing.T, dir, name string, stamp time.Time) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -41,8 +41,8 @@ func writePair(t *testing.T, dir, name string, stamp time.Time) (cert, key strin
 	return cert, key
 }
 
-// TestCertificateIsReadAgain renews a certificate under a running server, with
-// a broken pair in between.
+// TestCertificateIsReadAgain checks that a running server serves a renewed
+// certificate, and that a broken pair in between leaves the old one in use.
 func TestCertificateIsReadAgain(t *testing.T) {
 	dir, stamp := t.TempDir(), time.Now().Add(-time.Hour)
 	certFile, keyFile := writePair(t, dir, "one", stamp)

@@ -18,8 +18,7 @@ import (
 	"lull/internal/server/roster"
 )
 
-// detectWait is the time for which the API waits for the owner of a worker
-// before it answers 202.
+// detectWait is how long the API waits for the worker's owner before it answers 202.
 const detectWait = 20 * time.Second
 
 func (s *Server) commandRoutes() {

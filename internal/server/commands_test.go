@@ -47,8 +47,8 @@ func (b *bench) stopped() string {
 	return id
 }
 
-// TestWake checks that a worker is resumed by its own wake token, with a rate
-// limit, and by no other.
+// TestWake checks that a worker's own wake token resumes it, with a rate limit, and
+// that no other wake token does.
 func TestWake(t *testing.T) {
 	b := newBench(t, memory(t))
 	id, other := b.stopped(), b.stopped()
@@ -73,8 +73,8 @@ func TestWake(t *testing.T) {
 	b.problem("a token that was replaced", res, data, 401)
 }
 
-// TestDetectIdleIsAnsweredByTheOwner checks that the request is written and the
-// owner's answer returned.
+// TestDetectIdleIsAnsweredByTheOwner checks that detect-idle writes a request to the
+// store and returns the owner's answer.
 func TestDetectIdleIsAnsweredByTheOwner(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.worker()
@@ -168,9 +168,8 @@ func TestChangesOfOthers(t *testing.T) {
 	b.problem("another site", res, data, 403)
 }
 
-// TestStartAfterTheDeadline checks that a worker whose ttl_deadline has passed
-// cannot be started, and that its why, at rest, names nothing that would start
-// it.
+// TestStartAfterTheDeadline checks that a worker whose ttl_deadline has passed cannot
+// be started, and that why names nothing that would start the stopped worker.
 func TestStartAfterTheDeadline(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.stopped()
@@ -197,9 +196,9 @@ func TestStartAfterTheDeadline(t *testing.T) {
 	}
 }
 
-// TestWhyAtRest checks that the answer about a stopped worker names who stopped
-// it, for how long it has been stopped and what starts it, and no reason that
-// applies to a running worker only.
+// TestWhyAtRest checks that why about a stopped worker says who stopped it, for how
+// long it has been stopped and what would start it, and leaves out reasons that apply
+// only to a running worker.
 func TestWhyAtRest(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.stopped()
@@ -252,8 +251,8 @@ func TestWhyAtRest(t *testing.T) {
 	}
 }
 
-// TestWhyBeforeItCame checks that a question about a time before lull knew a
-// worker is answered with that, and with when the worker came.
+// TestWhyBeforeItCame checks that why for a time before lull knew the worker says so,
+// and when the worker was created.
 func TestWhyBeforeItCame(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.stopped()

@@ -75,8 +75,8 @@ func (b *bench) document() (document, []operation, []byte) {
 
 var inPath = regexp.MustCompile(`\{([^}]+)\}`)
 
-// TestOpenAPIDocument checks the structure of the served document: every
-// reference resolves, IDs are unique, parameters fit their path.
+// TestOpenAPIDocument checks the served document: every reference resolves, IDs are
+// unique, and the parameters match the path.
 func TestOpenAPIDocument(t *testing.T) {
 	b := newBench(t, memory(t))
 	d, ops, raw := b.document()
@@ -124,8 +124,8 @@ func TestOpenAPIDocument(t *testing.T) {
 	}
 }
 
-// TestReferencePage checks that every operation is shown, except the copies
-// below a region.
+// TestReferencePage checks that the page lists every operation except the regional
+// copies.
 func TestReferencePage(t *testing.T) {
 	b := newBench(t, memory(t))
 	_, ops, _ := b.document()
@@ -170,7 +170,7 @@ var bodies = map[string]string{
 
 const officeHours = `{"zone":"Europe/Berlin","windows":[{"days":"mon-fri","from":"08:00","to":"18:00"}]}`
 
-// rule creates the object that a path refers to and returns its name.
+// rule creates a rule of the kind that path needs and returns its name.
 func (b *bench) rule(path string) string {
 	b.t.Helper()
 	for _, r := range []struct{ prefix, method, path, body string }{
@@ -245,9 +245,9 @@ func (b *bench) target(op operation) string {
 	})
 }
 
-// TestEveryRouteRefuses calls every operation of the document without a token,
-// with invalid ones, with an insufficient role, and with broken bodies. The
-// answer must be the right problem document, and the store must not change.
+// TestEveryRouteRefuses calls every operation of the document without a token, with
+// invalid ones, with an insufficient role, and with broken bodies. It checks that
+// each answer is the right problem document and that the store does not change.
 func TestEveryRouteRefuses(t *testing.T) {
 	b := newBench(t, memory(t))
 	_, ops, _ := b.document()
@@ -356,15 +356,15 @@ func (op operation) badQueries() map[string]string {
 	return out
 }
 
-// TestEveryRouteAnswers calls every operation as admin. It exists, its answer
-// matches the document, and a repeat with the same key gets the same answer and
-// changes nothing.
+// TestEveryRouteAnswers calls every operation as admin. It checks that the operation
+// exists, that its answer matches the document, and that a repeat with the same
+// idempotency key gets the same answer and changes nothing.
 func TestEveryRouteAnswers(t *testing.T) {
 	b := newBench(t, memory(t))
 	_, ops, _ := b.document()
 	for i, op := range ops {
 		if op.plain() == "events" || op.plain() == "wake-worker" || op.plain() == "detect-idle" || op.plain() == "enroll-agent" || op.plain() == "agent-program" {
-			continue // have separate tests: the first never ends, detect-idle waits for a controller, the rest need secrets
+			continue // tested elsewhere: the stream never ends, detect-idle waits for a controller, the others need secrets
 		}
 		path, body := b.target(op), op.body()
 		key := fmt.Sprintf("key-%d", i)

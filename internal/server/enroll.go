@@ -20,8 +20,9 @@ import (
 	"lull/internal/server/access"
 )
 
-// enrollRoutes serve machines that were launched with the agent. They present
-// the secret from their user data, which only that instance can read.
+// enrollRoutes registers the routes for machines that were launched with the agent.
+// They authenticate with the secret in their user data, which only that EC2 instance
+// can read.
 func (s *Server) enrollRoutes() {
 	register(s, route{id: "enroll-agent", method: "POST", path: base + "/agents/enroll", status: http.StatusOK, secret: true,
 		doc: "Exchange the enrollment secret of a launched machine, as the bearer, for the token of its agent, within an hour of the launch; a second exchange replaces the token until the agent has reported"},
@@ -61,10 +62,10 @@ func (s *Server) enrolling(ctx context.Context) (worker.Worker, error) {
 	return w, problem(err)
 }
 
-// enroll creates the token of the agent of w's machine. A second call for the
-// same launch replaces the token, because the first answer may be lost: one is
-// valid, also if both run concurrently on different servers. A token that was
-// revoked, or whose agent has reported, is not replaced.
+// enroll creates the token of the agent on w's machine. The first answer may be lost,
+// so a second call for the same launch replaces the token; exactly one stays valid,
+// even if both calls run at once on different servers. A token that was revoked, or
+// whose agent has already reported, is not replaced.
 func (s *Server) enroll(ctx context.Context, w worker.Worker, instance string) (control.Enrolled, error) {
 	switch {
 	case w.EC2InstanceID == "":
@@ -88,7 +89,7 @@ func (s *Server) enroll(ctx context.Context, w worker.Worker, instance string) (
 	return control.Enrolled{WorkerID: w.ID, Machine: instance, Token: secret}, err
 }
 
-// architectures are Go's names of what uname -m prints.
+// architectures maps the output of uname -m to GOARCH.
 var architectures = map[string]string{"x86_64": "amd64", "aarch64": "arm64"}
 
 func (s *Server) giveProgram(architecture string) (*huma.StreamResponse, error) {

@@ -17,7 +17,7 @@ import (
 	"lull/internal/server/feed"
 )
 
-// sendWithin is how long a client of the stream may leave a message unread.
+// sendWithin is how long a client of the stream may take to read a message.
 const sendWithin = 30 * time.Second
 
 func (s *Server) eventRoutes() {

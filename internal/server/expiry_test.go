@@ -17,9 +17,9 @@ import (
 	"lull/internal/server/board"
 )
 
-// TestExpiryComesFirst checks that a worker's expiry is the first answer if it
-// comes before any pause, whatever is unknown, and that it is not mentioned for
-// a worker on which nothing acts.
+// TestExpiryComesFirst checks that a worker's expiry is the first fact if it comes
+// before any pause, even if readings are unknown, and that it is not mentioned for a
+// worker that lull does not act on.
 func TestExpiryComesFirst(t *testing.T) {
 	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	in := func(d time.Duration) *time.Time { t := now.Add(d); return &t }
@@ -79,8 +79,7 @@ func TestExpiryComesFirst(t *testing.T) {
 	}
 }
 
-// TestWhoEndedIt checks that the answer about a terminated worker says who
-// ended it.
+// TestWhoEndedIt checks that why about a terminated worker says who terminated it.
 func TestWhoEndedIt(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	for _, c := range []struct {

@@ -11,9 +11,9 @@ import (
 	"lull/internal/server/access"
 )
 
-// Machines that report wait here for the fleet's halt. Above maxHaltWaits a
-// request is answered immediately, and the machine asks again after haltAgain,
-// which still halts it within 5 s.
+// Reporting machines hold a request open to learn of a halt at once. Above
+// maxHaltWaits a request is answered immediately, and the machine asks again after
+// haltAgain; it then still halts within 5 s.
 const (
 	maxHaltWaits = 20_000
 	haltAgain    = 4 * time.Second
@@ -32,8 +32,9 @@ func (s *Server) haltRoutes() {
 	}
 }
 
-// awaitHalt returns the fleet's halt as soon as it differs from the one the
-// caller knows, and at the latest when the wait is over or ctx ends.
+// awaitHalt waits until the fleet's halt differs from the one that the caller knows,
+// until the requested wait has passed, or until ctx ends. It returns the current
+// halt.
 func (s *Server) awaitHalt(ctx context.Context, t control.HaltTurn) control.HaltAnswer {
 	if n := s.haltWaits.Add(1); n > maxHaltWaits {
 		s.haltWaits.Add(-1)

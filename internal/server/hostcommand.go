@@ -19,7 +19,7 @@ import (
 	"lull/internal/store"
 )
 
-// OfHost is an instance of a host in the path.
+// OfHost is the path of an instance of a host.
 type OfHost struct {
 	Named
 	Instance string `path:"instance" maxLength:"64" doc:"Its name or id"`
@@ -74,7 +74,7 @@ func (s *Server) hostCommandRoutes() {
 		})
 }
 
-// snoozeOf returns how long a snooze lasts from now on; 0 ends one.
+// snoozeOf returns the requested duration of a snooze from now on; 0 ends the snooze.
 func snoozeOf(b control.Snooze) (time.Duration, error) {
 	if b.Until != "" && b.Minutes > 0 {
 		return 0, invalid("minutes", "give until or minutes, not both")
@@ -94,8 +94,8 @@ func snoozeOf(b control.Snooze) (time.Duration, error) {
 	return d, nil
 }
 
-// commandHost gives a command and answers with its outcome: 202 if that is
-// unknown.
+// commandHost gives a command to a host and answers with the outcome; 202 if the
+// outcome is unknown.
 func (s *Server) commandHost(ctx context.Context, in *OfHost, c control.HostCommand) (*answer[control.HostOutcome], error) {
 	a, err := s.toHost(ctx, in, c)
 	if err != nil {
@@ -114,9 +114,9 @@ func (s *Server) commandHost(ctx context.Context, in *OfHost, c control.HostComm
 	return nil, fault(a.Status, a.Code, a.Detail)
 }
 
-// toHost gives a host a command through the server that it polls. The audit log
-// has an entry before the command is given and one with its outcome. An error
-// means that it was not given.
+// toHost gives a command to a host, through the server that the host polls. It writes
+// an audit entry before the command and one with the outcome. An error means that the
+// command was not given.
 func (s *Server) toHost(ctx context.Context, in *OfHost, c control.HostCommand) (control.HostReply, error) {
 	v, err := s.host(ctx, in.Name)
 	switch {
@@ -163,8 +163,8 @@ func (s *Server) auditHost(ctx context.Context, e audit.Entry) error {
 	return err
 }
 
-// giveHost gives a command here or at the server to which the host reports, and
-// returns a consistent reply: Done with its instance, or a status with a code.
+// giveHost gives a command here or at the server to which the host reports. The reply
+// has either Done and the instance, or a status and a code.
 func (s *Server) giveHost(ctx context.Context, v *control.HostView, c control.HostCommand) control.HostReply {
 	var a control.HostReply
 	here := v.Server == s.name
@@ -197,9 +197,8 @@ func (s *Server) HostCommandHere(ctx context.Context, name string, c control.Hos
 	return s.hosts.Command(ctx, name, c)
 }
 
-// commandID returns the ID of a command: the same for each request with one
-// idempotency key, so that a repeat that reaches the host is not carried out
-// again.
+// commandID returns the ID for a command. It is the same for every request with one
+// idempotency key, so that the host does not carry a repeated request out again.
 func commandID(ctx context.Context) string {
 	key, keyed := ctx.Value(onceKey{}).(string)
 	if !keyed {

@@ -19,8 +19,9 @@ import (
 	"lull/internal/store/mem"
 )
 
-// commandRig is a fleet of two servers, one and two. The host desk reports to
-// one, which replies to its commands as reply does; nil gives no reply.
+// commandRig is a fleet of two servers, one and two. The host desk reports to server
+// one. Commands reach the function reply, which stands for the host; nil means that
+// the host does not answer.
 type commandRig struct {
 	t        *testing.T
 	one, two *Server
@@ -30,7 +31,7 @@ type commandRig struct {
 	reply    func(control.HostCommand) *control.HostReply
 }
 
-// reports makes desk report to one.
+// reports sends a report of desk to server one.
 func (r *commandRig) reports(seq uint64, commands bool) {
 	r.t.Helper()
 	h := control.HostReport{Host: "desk", At: time.Now(), Sequence: seq, StartedAt: time.Now(), Version: "v1", Interval: idle.Duration(time.Minute), Commands: commands,
@@ -41,11 +42,11 @@ func (r *commandRig) reports(seq uint64, commands bool) {
 	}
 }
 
-// asks sends a request to a server, and returns the status and the answer or
-// the code of the problem.
+// asks sends a request to a server. It returns the status and, depending on that, the
+// outcome or the problem's code.
 func (r *commandRig) asks(server, method, path, body, key string) (status int, o control.HostOutcome, code string) {
 	r.t.Helper()
-	time.Sleep(time.Millisecond) // entries of the audit log are in the order of their times
+	time.Sleep(time.Millisecond) // audit entries are ordered by their times
 	req, err := http.NewRequestWithContext(r.t.Context(), method, "http://"+server+"/api/v1/hosts/desk/instances/"+path, strings.NewReader(body))
 	if err != nil {
 		r.t.Fatal(err)
@@ -82,8 +83,8 @@ func (r *commandRig) asks(server, method, path, body, key string) (status int, o
 	return res.StatusCode, o, code
 }
 
-// outcomes returns the reasons of the audit entries about commands, oldest
-// first; the request itself has none.
+// outcomes returns the reasons of the audit entries about commands, oldest first;
+// entries of requests have none.
 func (r *commandRig) outcomes() (out []string) {
 	r.t.Helper()
 	page, err := r.two.fleet.Audit(r.t.Context(), audit.Query{By: "ada"})
@@ -139,8 +140,8 @@ func done(c control.HostCommand) *control.HostReply {
 	return &control.HostReply{ID: c.ID, Done: &control.HostDone{Log: []byte("hello\n"), Instance: &control.HostInstance{ID: "i1", Name: "web", State: "paused", Runtime: "process"}}}
 }
 
-// TestCommandsOfHosts gives commands to a host, through the server that it
-// reports to and through another. Each is recorded with its outcome.
+// TestCommandsOfHosts checks that a command reaches the host through either server,
+// and that the audit log has each with its outcome.
 func TestCommandsOfHosts(t *testing.T) {
 	withCommandRig(t, func(r *commandRig) {
 		t := r.t
@@ -181,7 +182,8 @@ func TestCommandsOfHosts(t *testing.T) {
 	})
 }
 
-// TestOneKeyOneCommand repeats a request with one idempotency key.
+// TestOneKeyOneCommand checks that requests with the same idempotency key reach the
+// host as one command.
 func TestOneKeyOneCommand(t *testing.T) {
 	withCommandRig(t, func(r *commandRig) {
 		r.reply = done
@@ -193,8 +195,8 @@ func TestOneKeyOneCommand(t *testing.T) {
 		if len(r.got) != 1 {
 			r.t.Errorf("the host got %+v", r.got)
 		}
-		// A server that died with the request leaves the key free; the ID is the
-		// same again.
+		// If a server dies with the request, the key becomes free, but the command's
+		// ID stays the same.
 		ctx := context.WithValue(r.t.Context(), onceKey{}, "k1")
 		if a, b := commandID(ctx), commandID(ctx); a != b {
 			r.t.Errorf("with a key, the IDs are %s and %s", a, b)
@@ -205,8 +207,8 @@ func TestOneKeyOneCommand(t *testing.T) {
 	})
 }
 
-// TestOutcomesOfCommands checks that each failure has its code, and that what is
-// not known is never a success.
+// TestOutcomesOfCommands checks that each failure has its own code, and that an
+// unknown outcome is never reported as a success.
 func TestOutcomesOfCommands(t *testing.T) {
 	withCommandRig(t, func(r *commandRig) {
 		t := r.t
@@ -222,7 +224,7 @@ func TestOutcomesOfCommands(t *testing.T) {
 		is("no answer", "one", 202, "", "unknown")
 		is("no answer, through another", "two", 202, "", "unknown")
 		r.reply = func(control.HostCommand) *control.HostReply {
-			go r.net.Reset("one") // its answer to two is lost
+			go r.net.Reset("one") // server two loses the answer of server one
 			return nil
 		}
 		is("a broken connection between servers", "two", 202, "", "unknown")

@@ -14,20 +14,21 @@ import (
 	"lull/internal/server/hosts"
 )
 
-// OtherHosts are the hosts that report to the other servers of the fleet.
+// OtherHosts reads the hosts that report to the other servers of the fleet.
 type OtherHosts interface {
 	// Hosts returns the hosts of all servers that answer in time.
 	Hosts(ctx context.Context) []control.HostSummary
-	// Host returns one of them with its instances; false if no answering server
-	// knows it.
+	// Host returns one host with its instances; false if no answering server knows
+	// it.
 	Host(ctx context.Context, name string) (control.HostView, bool)
-	// HostWhy answers about an instance; false as in Host.
+	// HostWhy explains the state of a host's instance; false if no answering server
+	// knows the host.
 	HostWhy(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool)
-	// HostCommand has the server named give a host a command.
+	// HostCommand makes the named server give a command to a host that reports to it.
 	HostCommand(ctx context.Context, server, name string, c control.HostCommand) control.HostReply
 }
 
-// Spoken is the body of a host's request to this server.
+// Spoken is the body of a request by which a host polls this server.
 type Spoken struct {
 	Named
 	Body map[string]any
@@ -108,8 +109,8 @@ func (s *Server) hostRoutes() {
 	s.hostCommandRoutes()
 }
 
-// hostReport processes a report. The store learns of the host, not of the
-// report's content.
+// hostReport processes a host's report. The store gets only the host's presence; the
+// rest of the report stays in memory.
 func (s *Server) hostReport(ctx context.Context, r control.HostReport) (control.HostAnswer, error) {
 	a, err := s.hosts.Take(r, time.Now())
 	if full, ok := errors.AsType[*hosts.FullError](err); ok {
@@ -128,7 +129,7 @@ func (s *Server) hostReport(ctx context.Context, r control.HostReport) (control.
 	return a, err
 }
 
-// HostsHere returns the hosts that reported to this server.
+// HostsHere returns the hosts that have reported to this server.
 func (s *Server) HostsHere() []control.HostSummary {
 	l := s.hosts.Summaries(time.Now())
 	for n := range l {
@@ -137,21 +138,22 @@ func (s *Server) HostsHere() []control.HostSummary {
 	return l
 }
 
-// HostHere returns one of them with its instances.
+// HostHere returns one such host with its instances; false if it never reported here.
 func (s *Server) HostHere(name string) (control.HostView, bool) {
 	v, ok := s.hosts.View(name, time.Now())
 	v.Server = s.name
 	return v, ok
 }
 
-// HostWhyHere answers about an instance of a host that reports here.
+// HostWhyHere explains the state of an instance, for a host that reports to this
+// server.
 func (s *Server) HostWhyHere(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool) {
 	return s.hosts.Why(ctx, name, instance, at)
 }
 
-// allHosts returns the hosts of the fleet, by name: as seen by the server that
-// receives their reports, as recorded in the store if that server cannot be
-// asked, and those with a token that never reported.
+// allHosts returns the hosts of the fleet, sorted by name. A host is described by the
+// server that receives its reports. If that server cannot be asked, the host's
+// presence in the store counts; hosts with only a token are listed as never reported.
 func (s *Server) allHosts(ctx context.Context) ([]control.HostSummary, error) {
 	all := map[string]control.HostSummary{}
 	take := func(l []control.HostSummary) {
@@ -181,8 +183,8 @@ func (s *Server) allHosts(ctx context.Context) ([]control.HostSummary, error) {
 	return out, nil
 }
 
-// unheard returns hosts as known without their reports: from the store's
-// records of who reports where, and from the tokens of hosts.
+// unheard returns the hosts that are known without their reports, from the presences
+// in the store and from the tokens of hosts.
 func (s *Server) unheard(ctx context.Context) ([]control.HostSummary, error) {
 	present, err := s.present(ctx, "host")
 	if err != nil {
@@ -226,9 +228,9 @@ func (s *Server) host(ctx context.Context, name string) (control.HostView, error
 	return v, notFound("host", name)
 }
 
-// hostWhy answers about an instance of a host: from the server that receives
-// the host's reports, otherwise from a server that knows it, otherwise with the
-// statement that nothing is known.
+// hostWhy explains the state of an instance of a host. It asks the server that
+// receives the host's reports, then any server that has a report of the host.
+// Otherwise the answer is that nothing is known.
 func (s *Server) hostWhy(ctx context.Context, name, instance string, at time.Time) (control.HostReply, error) {
 	if at.After(time.Now().Add(history.Skew)) {
 		return control.HostReply{}, invalid("at", "want a time in the past")

@@ -20,8 +20,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// together runs a server of the fleet that others reach over net: an API only,
-// which observes no workers.
+// together runs a server of the fleet that the others reach over net. It only serves
+// the API and observes no workers.
 func together(t *testing.T, db store.Store, net *memnet.Network, name string) (s *Server, stop func()) {
 	t.Helper()
 	hc := &http.Client{Transport: &http.Transport{DialContext: net.Host(name).DialContext, DisableKeepAlives: true}}
@@ -56,7 +56,7 @@ func together(t *testing.T, db store.Store, net *memnet.Network, name string) (s
 	}
 }
 
-// hearsHost makes a host with one instance, web, report to s.
+// hearsHost sends s a report of a host with one instance, web.
 func (s *Server) hearsHost(t *testing.T, name string, seq uint64) {
 	t.Helper()
 	r := control.HostReport{Host: name, At: time.Now(), Sequence: seq, StartedAt: time.Now(), Version: "v1", Interval: idle.Duration(15 * time.Second),
@@ -67,8 +67,8 @@ func (s *Server) hearsHost(t *testing.T, name string, seq uint64) {
 	}
 }
 
-// knows checks what s returns for a host: in the listing, as a single host, and
-// why its instance is in its state.
+// knows checks what s returns for a host in the listing, for the host alone, and for
+// why of its instance.
 func (s *Server) knows(t *testing.T, when, name, server, state, readings string) {
 	t.Helper()
 	l, err := s.allHosts(t.Context())
@@ -97,7 +97,7 @@ func (s *Server) knows(t *testing.T, when, name, server, state, readings string)
 	}
 }
 
-// answers runs a host that answers questions of s until stop is called.
+// answers makes a simulated host answer the questions of s until stop is called.
 func (s *Server) answers(t *testing.T, name string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -117,9 +117,9 @@ func (s *Server) answers(t *testing.T, name string) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// TestEveryServerKnowsEveryHost has two servers, both APIs only, on one store.
-// A host that reports to either is known to both, can be asked through both,
-// and costs no write per report. If neither can ask it, its state is unknown.
+// TestEveryServerKnowsEveryHost checks that a host that reports to either of two
+// servers is listed by both, can be asked through both, and costs no store write per
+// report. If neither server can ask the host, its state is unknown.
 func TestEveryServerKnowsEveryHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, net := mem.New(mem.Options{}).Client(), &memnet.Network{}

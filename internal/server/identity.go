@@ -15,7 +15,7 @@ import (
 	"lull/internal/server/access"
 )
 
-// IdentityProvider checks the tokens of an OIDC issuer and logs its users in.
+// IdentityProvider verifies the tokens of an OIDC issuer and lets its users sign in.
 // oidc.Provider implements it.
 type IdentityProvider interface {
 	Verify(ctx context.Context, token string) (oidc.User, error)
@@ -27,11 +27,12 @@ type IdentityProvider interface {
 
 var _ IdentityProvider = (*oidc.Provider)(nil)
 
-// errIssuer means that the issuer cannot be asked; the request may be retried.
+// errIssuer is the error of an issuer that cannot be reached; the request may be
+// retried.
 type errIssuer struct{ error }
 
-// userToken returns the token for a user of the issuer. A user whose claims give
-// no role is known but may do nothing.
+// userToken verifies a token of the issuer and returns the access.Token of its user.
+// A user whose claims give no role is authenticated but may do nothing.
 func (s *Server) userToken(ctx context.Context, presented string) (access.Token, error) {
 	who, err := s.identity.Verify(ctx, presented)
 	switch {
@@ -85,8 +86,8 @@ func (s *Server) redirect(r *http.Request) string {
 	return scheme + "://" + r.Host + callbackPath
 }
 
-// login redirects a browser to the issuer. The flow's secrets are in a cookie
-// that only this browser has and no script can read.
+// login redirects a browser to the issuer. The flow's secrets are in a cookie that
+// only this browser has and no script can read.
 func (s *Server) login(w http.ResponseWriter, r *http.Request) {
 	f := oidc.NewFlow()
 	where, err := s.identity.URL(r.Context(), f, s.redirect(r))
@@ -111,14 +112,15 @@ func (s *Server) setFlow(w http.ResponseWriter, r *http.Request, value string, l
 	http.SetCookie(w, &http.Cookie{Name: flowCookie, Value: value, Path: "/auth/", MaxAge: age, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteLaxMode})
 }
 
-// handOver passes a session to the dashboard, as an answer of SignInPath does.
+// handOver is the page that stores a session for the dashboard, in the same way as
+// SignInPath does.
 var handOver = template.Must(template.New("login").Parse(`<!doctype html><meta charset="utf-8"><title>lull</title>
 <script nonce="{{.Nonce}}">localStorage.setItem('` + sessionKey + `', {{.Session}}); location.replace('/')</script>
 <noscript>The dashboard needs JavaScript.</noscript>
 `))
 
-// callback completes a login, only in the browser that began it and only for a
-// token of this login.
+// callback completes a login. It accepts only the browser that began the login and
+// the token that was issued for it.
 func (s *Server) callback(w http.ResponseWriter, r *http.Request) {
 	fail := func(detail string) { writeProblem(w, http.StatusBadRequest, "login", detail) }
 	var f oidc.Flow
@@ -152,5 +154,5 @@ func (s *Server) callback(w http.ResponseWriter, r *http.Request) {
 	nonce := rand.Text()
 	w.Header().Set("Content-Security-Policy", "default-src 'none'; script-src 'nonce-"+nonce+"'; base-uri 'none'; frame-ancestors 'none'")
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = handOver.Execute(w, map[string]string{"Nonce": nonce, "Session": session}) // a browser that has disconnected begins again
+	_ = handOver.Execute(w, map[string]string{"Nonce": nonce, "Session": session}) // if the browser has disconnected, the user starts again
 }

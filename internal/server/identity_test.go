@@ -18,8 +18,8 @@ import (
 	"lull/internal/server/access"
 )
 
-// TestPeople checks that users of an issuer may do what their claims allow, and
-// no one else may. The server's own tokens remain valid.
+// TestPeople checks that users of an issuer may do what their claims allow, that
+// other tokens are refused, and that the server's own tokens stay valid.
 func TestPeople(t *testing.T) {
 	i := oidctest.New(t)
 	p, err := oidc.New(oidc.Config{Issuer: i.URL, ClientID: "lull", RoleClaim: "groups", Roles: map[string]string{"chiefs": "admin", "guests": "viewer"}})
@@ -65,8 +65,8 @@ func TestPeople(t *testing.T) {
 	}
 }
 
-// TestIssuerIsDown checks that an unreachable issuer is not reported as an
-// invalid token.
+// TestIssuerIsDown checks that a request is not answered as if its token were invalid
+// while the issuer is unreachable.
 func TestIssuerIsDown(t *testing.T) {
 	i := oidctest.New(t)
 	p, err := oidc.New(oidc.Config{Issuer: i.URL, ClientID: "lull", RoleClaim: "groups", Roles: map[string]string{"*": "viewer"}})
@@ -82,8 +82,8 @@ func TestIssuerIsDown(t *testing.T) {
 	}
 }
 
-// TestBrowserLogin logs a browser in to the dashboard, and rejects one that an
-// attacker sends there.
+// TestBrowserLogin checks that a browser can log in to the dashboard, and that the
+// callback URL of an attacker's login is refused.
 func TestBrowserLogin(t *testing.T) {
 	i := oidctest.New(t)
 	p, err := oidc.New(oidc.Config{Issuer: i.URL, ClientID: "lull", RoleClaim: "groups", Roles: map[string]string{"*": "viewer"}})
@@ -110,7 +110,7 @@ func TestBrowserLogin(t *testing.T) {
 	if code, _ := b.withSession(&http.Client{Jar: jar}, "GET", "/api/v1/workers", m[1]); code != 200 {
 		t.Errorf("the session of the page: %d", code)
 	}
-	// The callback URL of another login, in a browser that began none.
+	// the callback URL of someone else's login, opened in a browser that began none
 	stop := &http.Client{Jar: jar, CheckRedirect: func(r *http.Request, _ []*http.Request) error {
 		if r.URL.Path == "/auth/callback" {
 			return http.ErrUseLastResponse

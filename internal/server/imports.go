@@ -19,15 +19,16 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// Instances asks EC2 for one instance of a region of an account; empty is the
-// credentials' own account. It returns nil only if EC2 answered that there is
-// none of that id: an error leaves that unknown.
+// Instances looks up one EC2 instance of a region and account; an empty account is
+// the credentials' own. It returns nil only if EC2 answered that there is no such
+// instance. After an error that is unknown.
 type Instances func(ctx context.Context, account, region, id string) (*fleet.SeenInstance, error)
 
-// instanceWithin bounds the question whether an instance exists, in all regions.
+// instanceWithin is the time limit for looking an instance up in all regions.
 const instanceWithin = 20 * time.Second
 
-// importWorker records an instance that EC2 knows. Nothing is written before.
+// importWorker records an instance as a worker. It writes nothing unless EC2 knows
+// the instance.
 func (s *Server) importWorker(ctx context.Context, n fleet.ImportedWorker) (worker.Worker, error) {
 	if err := intoRegionOf(ctx, &n.AWSRegion); err != nil {
 		return worker.Worker{}, err
@@ -37,7 +38,7 @@ func (s *Server) importWorker(ctx context.Context, n fleet.ImportedWorker) (work
 			return worker.Worker{}, err
 		}
 	}
-	if _, err := s.fleet.Candidate(ctx, n); err != nil { // what is wrong with the request itself
+	if _, err := s.fleet.Candidate(ctx, n); err != nil { // report what is wrong with the request itself first
 		return worker.Worker{}, err
 	}
 	if s.instances != nil {
@@ -83,8 +84,8 @@ func (s *Server) find(ctx context.Context, n *fleet.ImportedWorker) error {
 	return nil
 }
 
-// noInstance is the refusal of an instance that EC2 does not know in regions,
-// with the region where it is, if it is in another.
+// noInstance returns the error for an instance that EC2 does not know in regions. If
+// another region has it, the error says which.
 func (s *Server) noInstance(ctx context.Context, n *fleet.ImportedWorker, regions []string) error {
 	detail := fmt.Sprintf("cannot import %s: EC2 has no such instance in %s", n.EC2InstanceID, strings.Join(regions, ", "))
 	if n.Account != "" {
@@ -95,15 +96,15 @@ func (s *Server) noInstance(ctx context.Context, n *fleet.ImportedWorker, region
 		return err
 	}
 	others = slices.DeleteFunc(others, func(r string) bool { return slices.Contains(regions, r) })
-	found, _ := s.ask(ctx, n.Account, others, n.EC2InstanceID) // a region that does not answer only costs the hint
+	found, _ := s.ask(ctx, n.Account, others, n.EC2InstanceID) // if a region does not answer, only the hint is missing
 	for region := range found {
 		detail += "; found in " + region + ": name that region"
 	}
 	return fault(http.StatusNotFound, "not_found", detail, &huma.ErrorDetail{Message: "EC2 has no such instance there", Location: "body.ec2_instance_id", Value: n.EC2InstanceID})
 }
 
-// ask asks regions for an instance, side by side. unread names those that did
-// not answer.
+// ask looks an instance up in several regions concurrently. unread names those that
+// did not answer.
 func (s *Server) ask(ctx context.Context, account string, regions []string, id string) (found map[string]*fleet.SeenInstance, unread error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -124,7 +125,7 @@ func (s *Server) ask(ctx context.Context, account string, regions []string, id s
 	return found, unread
 }
 
-// discoveryRegions are the regions that discovery scans, sorted.
+// discoveryRegions returns the regions that discovery scans, sorted.
 func (s *Server) discoveryRegions(ctx context.Context) ([]string, error) {
 	lines, _, err := s.roster.All(ctx)
 	if err != nil {
@@ -139,8 +140,9 @@ func (s *Server) discoveryRegions(ctx context.Context) ([]string, error) {
 	}), nil
 }
 
-// observable probes the machine of n, which is to become w, unless its sources
-// were chosen or nothing here can reach it.
+// observable checks that the machine of n, which is to become w, can be observed. It
+// probes for a CML, unless the sources were chosen already or the server cannot
+// probe.
 func (s *Server) observable(ctx context.Context, n *fleet.ImportedWorker, w worker.Worker) error {
 	if !w.DetectSources || s.cml == nil {
 		return nil

@@ -11,13 +11,13 @@ import (
 	"lull/internal/server/access"
 )
 
-// Local makes a server the dashboard of one host in its own process. It serves
-// no route about workers, and its halt is the host's.
+// Local configures a server as the dashboard of one host in its own process. Such a
+// server has no routes about workers, and its halt is the host's.
 type Local struct {
 	Host string // name of the host
 	// Halted returns the host's halt; nil for none.
 	Halted func() *idle.HaltedBy
-	// Halt halts the host or, with nil, ends its halt.
+	// Halt halts the host; nil lifts the halt.
 	Halt func(h *idle.HaltedBy, by string) error
 }
 
@@ -74,13 +74,13 @@ func (s *Server) ReportHost(ctx context.Context, r control.HostReport) (control.
 	return s.hostReport(ctx, r)
 }
 
-// HostTurn exchanges answers for questions and commands with a host in this
-// process.
+// HostTurn takes answers of the host in this process and returns questions and
+// commands for it.
 func (s *Server) HostTurn(ctx context.Context, name string, t control.HostTurn) (control.HostQuestions, error) {
 	return s.hosts.Turn(ctx, name, t.Answers, time.Duration(t.Wait*float64(time.Second))), ctx.Err()
 }
 
-// AwaitHalt never returns a halt: that of a host in this process is its own.
+// AwaitHalt never returns a halt, because the host in this process has its own.
 func (s *Server) AwaitHalt(ctx context.Context, _ string, _ control.HaltTurn) (control.HaltAnswer, error) {
 	<-ctx.Done()
 	return control.HaltAnswer{}, ctx.Err()

@@ -11,9 +11,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// located makes every fault of a problem document name its field. Faults of a
-// call without a body are in its query. A value that could not be decoded is
-// searched in the body.
+// located completes every fault of a problem document with the field it is about. In
+// a call without a body, that is a query parameter. For a value that could not be
+// decoded, the body is searched for it.
 func located(ctx huma.Context, _ string, v any) (any, error) {
 	m, ok := v.(*huma.ErrorModel)
 	if !ok {
@@ -26,7 +26,7 @@ func located(ctx huma.Context, _ string, v any) (any, error) {
 		case e.Location == "body":
 			body, _ := e.Value.(string)
 			if e.Location, e.Message = undecoded(body, e.Message); e.Location != "body" {
-				e.Value = nil // the complete body, which may hold a secret
+				e.Value = nil // otherwise this would be the whole body, which may hold a secret
 			}
 		}
 		if last := e.Location[strings.LastIndexByte(e.Location, '.')+1:]; wanted[last] != "" && strings.HasPrefix(e.Message, "expected string to match pattern") {
@@ -36,15 +36,14 @@ func located(ctx huma.Context, _ string, v any) (any, error) {
 	return m, nil
 }
 
-// wanted explains the patterns of the document, by field.
+// wanted explains, by field, the patterns of the OpenAPI document.
 var wanted = map[string]string{"from": "want a time of day from 00:00 to 24:00", "to": "want a time of day from 00:00 to 24:00"}
 
-// goField matches how encoding/json names the field of a value of the wrong
-// type.
+// goField matches encoding/json's error for a value of the wrong type.
 var goField = regexp.MustCompile(`^json: cannot unmarshal (.{1,80}) into Go struct field [^. ]+\.(\S+) of type`)
 
-// undecoded finds where in a body the undecodable value is, from the decoder's
-// message: the field, or the text that it quotes.
+// undecoded locates an undecodable value in a body. says is the decoder's message,
+// which names the field or quotes the value.
 func undecoded(body, says string) (where, message string) {
 	if m := goField.FindStringSubmatch(says); m != nil {
 		return "body." + m[2], m[1] + " is not valid here"
@@ -58,7 +57,7 @@ func undecoded(body, says string) (where, message string) {
 	return "body", says
 }
 
-// quoted returns the path of the first text in v that says quotes.
+// quoted returns the path of the first string in v that the message says quotes.
 func quoted(v any, path, says string) (string, bool) {
 	switch v := v.(type) {
 	case string:

@@ -22,17 +22,17 @@ const (
 	maxMachines = 20_000
 )
 
-// machines are the agents and hosts that reported to this server, and the
-// agents' last reports. Package hosts keeps the hosts' reports. They are lost
-// when the server ends, and the machines report again. Other servers learn of
-// them by their presence in the store.
+// machines holds the agents and hosts that have reported to this server, and the
+// agents' last reports. Package hosts keeps the hosts' reports. All of it is lost
+// when the server ends, and sent again by the machines. Other servers know these
+// machines from their presence in the store.
 type machines struct {
 	mu   sync.Mutex
 	last map[string]machine // by kind and name
 }
 
-// machine is a machine that reported, with the time for which it may be silent
-// after that (0 is forever), and its record in the store with the lease.
+// machine is a machine that has reported, how long it may then be silent (0 is
+// forever), and its presence in the store with the lease.
 type machine struct {
 	control.Machine
 	span  time.Duration
@@ -56,8 +56,8 @@ func (m *machines) put(v control.Machine, span time.Duration, now time.Time) (co
 	return v, nil
 }
 
-// news reports whether the store holds something else about v, or under another
-// lease. A newer report alone is no reason to write.
+// news reports whether the store lacks p for v, or holds it under another lease. A
+// newer report alone is no reason to write.
 func (m *machines) news(v control.Machine, p presence, lease store.LeaseID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,7 +66,7 @@ func (m *machines) news(v control.Machine, p presence, lease store.LeaseID) bool
 	return old.told != p || old.under != lease
 }
 
-// announced records the data about v that was written to the store.
+// announced remembers that p was written to the store under lease.
 func (m *machines) announced(v control.Machine, p presence, lease store.LeaseID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,7 +94,7 @@ func (m machine) aged(now time.Time) control.Machine {
 	return m.Machine
 }
 
-// Named is a machine in the path.
+// Named is the path of a machine.
 type Named struct {
 	Name string `path:"name" maxLength:"128"`
 }

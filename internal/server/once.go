@@ -19,7 +19,7 @@ import (
 // maxKey is the maximum length of an idempotency key, in bytes.
 const maxKey = 128
 
-// onceKey is the context key of the name of a request's idempotency key.
+// onceKey is the context key under which a request's idempotency key is stored.
 type onceKey struct{}
 
 // once answers a repeated call with the first call's answer.
@@ -38,7 +38,7 @@ func (s *Server) once(ctx huma.Context, next func(huma.Context)) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if err != nil || len(body) > maxBody {
 		r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body), r.Body))
-		next(humago.NewContext(ctx.Operation(), r, w)) // it refuses the request
+		next(humago.NewContext(ctx.Operation(), r, w)) // the route refuses such a body
 		return
 	}
 	key := idempotency.Key(p.token.ID, given)
@@ -84,8 +84,8 @@ func (s *Server) first(ctx huma.Context, r *http.Request, w http.ResponseWriter,
 	give(w, a)
 }
 
-// secretGone is the answer to a repeat whose first answer contained a secret.
-// Secrets are shown once and stored only as hashes.
+// secretGone returns the answer to a repeated call whose first answer contained a
+// secret. Secrets are shown once and stored only as hashes.
 func secretGone() idempotency.Answer {
 	body, err := json.Marshal(fault(http.StatusConflict, "shown_once", "cannot show the token again: it was shown when this idempotency key was first used; create another"))
 	if err != nil {
@@ -94,7 +94,7 @@ func secretGone() idempotency.Answer {
 	return idempotency.Answer{Status: http.StatusConflict, Headers: map[string]string{"Content-Type": "application/problem+json"}, Body: body}
 }
 
-// fingerprint identifies the content of a request.
+// fingerprint returns a hash that identifies a request's content.
 func fingerprint(r *http.Request, body []byte) string {
 	h := sha256.New()
 	for _, part := range []string{r.Method, regionOf(r.Context()), r.URL.Path, r.URL.RawQuery, r.Header.Get("If-Match")} {

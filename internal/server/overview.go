@@ -9,7 +9,7 @@ import (
 	"lull/internal/server/board"
 )
 
-// overviewWithin is the time for which an overview waits for the store.
+// overviewWithin limits how long an overview waits for the store.
 const overviewWithin = 10 * time.Second
 
 func (s *Server) overviewRoutes() {

@@ -12,8 +12,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// reference is the human-readable API page: the served document as a table,
-// without scripts and external resources.
+// reference is the human-readable API page: the operations of the OpenAPI document as a
+// table, without scripts or external resources.
 var reference = template.Must(template.New("reference").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>lull: API</title>
 <style>
@@ -34,7 +34,7 @@ type referenceRow struct {
 	Params                      []string
 }
 
-// rows lists the operations of the document, except the copies below a region.
+// rows lists the operations of the document, except the regional copies.
 func (s *Server) rows() []referenceRow {
 	var out []referenceRow
 	paths := s.api.OpenAPI().Paths

@@ -17,8 +17,7 @@ import (
 	"lull/internal/server/timeline"
 )
 
-// bound parses a bound of a question about the past. A time without a zone is
-// in UTC.
+// bound parses one end of a period in the past. A time without a zone is in UTC.
 func bound(field, text string) (time.Time, error) {
 	t, err := when.Bound(time.Now().UTC(), text)
 	if err != nil {
@@ -27,7 +26,7 @@ func bound(field, text string) (time.Time, error) {
 	return t, err
 }
 
-// Between is the time range of a question about the past.
+// Between is a period in the past, as query parameters.
 type Between struct {
 	From string `query:"from" maxLength:"80" doc:"RFC 3339, how long before now (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it"`
 	To   string `query:"to" maxLength:"80" doc:"End, in the same format; default: now"`
@@ -40,8 +39,8 @@ func (b Between) read() (from, to time.Time, err error) {
 	return from, to, err
 }
 
-// period reads a period that is usual long without a beginning, and at most
-// longest.
+// period parses the period. Without a beginning it is usual long; longer than longest
+// is an error.
 func (b Between) period(usual, longest time.Duration) (from, to time.Time, err error) {
 	if from, to, err = b.read(); err != nil {
 		return from, to, err
@@ -49,7 +48,7 @@ func (b Between) period(usual, longest time.Duration) (from, to time.Time, err e
 	return history.Period(from, to, time.Now(), usual, longest)
 }
 
-// Then is the past moment of a question.
+// Then is a moment in the past, as a query parameter.
 type Then struct {
 	At string `query:"at" maxLength:"80" doc:"RFC 3339, how long ago (2h), 18:00, fri 18:00 or 2006-01-02 15:04, in UTC or with a zone behind it; default now"`
 }
@@ -75,8 +74,8 @@ func (s *Server) timelineRoutes() {
 		})
 }
 
-// timeline answers for an object: a worker, or the agent of a machine; w is nil
-// if the machine is no worker.
+// timeline returns the timeline of an object: a worker, or a machine with an agent. w
+// is nil if the machine is no worker.
 func (s *Server) timeline(ctx context.Context, object string, w *worker.Worker, in Between, points int) (control.Timeline, error) {
 	from, to, err := in.period(timeline.Usual, timeline.Longest)
 	if err != nil {
@@ -102,7 +101,7 @@ func (s *Server) timeline(ctx context.Context, object string, w *worker.Worker, 
 	return t, nil
 }
 
-// summed says what to sum up, and how; see savings.Question.
+// summed are the query parameters of a sum; see savings.Question.
 type summed struct {
 	Between
 	By     string `query:"by" maxLength:"140" default:"worker" doc:"worker, region, policy, instance_type, or tag:NAME. By policy, a stop counts for the policy that applied when it was decided, if recorded; everything else counts for the current one"`

@@ -16,12 +16,12 @@ import (
 	"lull/internal/server/access"
 )
 
-// RuleName is the name of a rule in a path.
+// RuleName is the path of a rule.
 type RuleName struct {
 	Name string `path:"name" maxLength:"64"`
 }
 
-// Putting is the request to write a rule.
+// Putting is a request that writes a rule.
 type Putting struct {
 	RuleName
 	Create bool `query:"create" doc:"Refuse to replace one that exists"`
@@ -87,7 +87,7 @@ func (s *Server) policyRoutes() {
 		})
 }
 
-// apply assigns something to the workers of a selector.
+// apply assigns a to the workers of a selector and returns how many.
 func (s *Server) apply(ctx context.Context, in control.Apply, a rules.Application) (control.Applied, error) {
 	if in.Scope.All() && !in.All {
 		return control.Applied{}, invalid("all", "a selector that names nothing needs all: true")
@@ -225,7 +225,7 @@ func (s *Server) overrideRoutes() {
 		})
 }
 
-// exceptions returns overrides with the names of their workers.
+// exceptions returns overrides together with the names of their workers.
 func (s *Server) exceptions(ctx context.Context, l ...policy.Override) ([]control.Exception, error) {
 	names, out := map[string]string{}, make([]control.Exception, 0, len(l))
 	for _, o := range l {
@@ -265,8 +265,8 @@ func (s *Server) exception(ctx context.Context) func(policy.Override, error) (*a
 	}
 }
 
-// overrideOf validates the times of an override. One that keeps or skips,
-// without an end, ends with the day in zone on which it begins.
+// overrideOf validates the times of an override. An override of kind keep or skip
+// without an end ends with the day, in zone, on which it begins.
 func overrideOf(now time.Time, zone *time.Location, n control.NewOverride) (policy.Override, error) {
 	o := policy.Override{Kind: n.Kind, Selector: n.Selector, Policy: n.Policy, Reason: n.Reason}
 	if n.Selector.All() && !n.All {

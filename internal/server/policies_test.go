@@ -15,8 +15,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestRemovalTakesWhatIsNamed checks that a removal takes from workers and
-// groups exactly what was named, and that the audit log says what is lost.
+// TestRemovalTakesWhatIsNamed checks that a removal takes exactly what was named from
+// workers and groups, and that the audit log lists what they lost.
 func TestRemovalTakesWhatIsNamed(t *testing.T) {
 	api, token, w, _ := recordedWorker(t)
 	b := &bench{t: t, url: api}
@@ -72,9 +72,9 @@ func TestRemovalTakesWhatIsNamed(t *testing.T) {
 	}
 }
 
-// TestSimulationNamesWhatIsNotRecorded checks that a simulation reports the
-// time before the first record as missing, reports that no worker matches, and
-// does not count a pause that began before.
+// TestSimulationNamesWhatIsNotRecorded checks that a simulation reports the time
+// before the first record as missing, says if no worker matches, and does not count a
+// pause that began before the period.
 func TestSimulationNamesWhatIsNotRecorded(t *testing.T) {
 	api, token, _, begun := recordedWorker(t)
 	b := &bench{t: t, url: api}
@@ -112,7 +112,7 @@ func TestSimulationNamesWhatIsNotRecorded(t *testing.T) {
 	}
 }
 
-// looked is a Live with a check from a moment ago.
+// looked is a Live that has just checked every worker.
 type looked struct {
 	server.Live
 	st worker.IdleStatus
@@ -125,8 +125,8 @@ func (l looked) Observation(context.Context, string) (control.Observation, bool)
 
 func (l looked) Verdicts(context.Context) map[string]worker.IdleStatus { return nil }
 
-// TestLastCheckIsTheNewestKnown checks that the owner's newer readings are
-// shown instead of the record's, and the record's if the owner could not read.
+// TestLastCheckIsTheNewestKnown checks that readings of the owner that are newer than
+// the record's are shown, and the record's if the owner's are unknown.
 func TestLastCheckIsTheNewestKnown(t *testing.T) {
 	now := time.Now().UTC().Truncate(time.Second)
 	for name, c := range map[string]struct {

@@ -12,33 +12,33 @@ import (
 	"lull/internal/store"
 )
 
-// presence is the store's record of a machine that reports to some server of
-// the fleet: enough for any server to list it. It is under the lease of the
-// server that receives the reports, and written when that server or the content
-// changes, not with every report. Readings stay in that server's memory.
+// presence is the store's record of a machine that reports to some server: enough for
+// every server to list it. It is written under the lease of the server that receives
+// the reports, and only when that server or the content changes, not with every
+// report. Readings stay in that server's memory.
 type presence struct {
 	Server   string    `json:"server"`
 	WorkerID string    `json:"worker_id,omitempty"`
 	Version  string    `json:"version,omitempty"`
 	Outdated bool      `json:"outdated,omitempty"`
 	Stale    bool      `json:"stale,omitempty"`
-	At       time.Time `json:"at"` // of the report that caused the write
+	At       time.Time `json:"at"` // when the report that caused this write arrived
 }
 
 const presencePrefix = "presence/"
 
-// presenceEvery is the interval at which a server checks whether the store is
-// still right about the machines that report to it.
+// presenceEvery is the interval at which a server checks that the presences of its
+// machines in the store are right.
 const presenceEvery = time.Minute
 
 var presences = store.Codec[presence]{Version: 1}
 
-// says returns the presence of v as known to this server.
+// says returns the presence of v, as this server would write it.
 func (s *Server) says(v control.Machine) presence {
 	return presence{Server: s.name, WorkerID: v.WorkerID, Version: v.Version, Outdated: v.Outdated, Stale: v.Stale, At: *v.ReportedAt}
 }
 
-// announce writes a machine's presence if the store does not have it. A failed
+// announce writes a machine's presence unless the store already has it. A failed
 // write is retried with the next report.
 func (s *Server) announce(ctx context.Context, v control.Machine) {
 	lease := store.LeaseID(s.lease.Load())
@@ -58,8 +58,8 @@ func (s *Server) announce(ctx context.Context, v control.Machine) {
 	s.machines.announced(v, p, lease)
 }
 
-// attend reconciles the store with this server's knowledge: machines that fell
-// silent, and those that moved to another server and came back.
+// attend corrects the presences in the store: of machines that fell silent, and of
+// machines that moved to another server and came back.
 func (s *Server) attend(ctx context.Context) error {
 	page, err := store.List(ctx, s.fleet.Store(), store.Prefix(presencePrefix))
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *Server) attend(ctx context.Context) error {
 			s.machines.announced(v, presence{}, 0)
 			continue
 		case said.Server == s.name && said.Stale == v.Stale,
-			said.Server != s.name && !v.ReportedAt.After(said.At): // it has reported elsewhere since
+			said.Server != s.name && !v.ReportedAt.After(said.At): // it has since reported to another server
 			continue
 		}
 		data, err := presences.Encode(old.Key, p)
@@ -95,7 +95,7 @@ func (s *Server) attend(ctx context.Context) error {
 	return nil
 }
 
-// present returns the store's presences of the machines of a kind, by name.
+// present returns the presences in the store for one kind of machine, by name.
 func (s *Server) present(ctx context.Context, kind string) (map[string]presence, error) {
 	prefix := presencePrefix + kind + "/"
 	page, err := store.List(ctx, s.fleet.Store(), store.Prefix(prefix))
@@ -113,9 +113,8 @@ func (s *Server) present(ctx context.Context, kind string) (map[string]presence,
 	return out, nil
 }
 
-// everywhere returns the machines of a kind that report to any server of the
-// fleet. Those that report here are as known here, the others as recorded in
-// the store.
+// everywhere returns all machines of a kind that report to some server. Those that
+// report here are described from memory, the others by their presence.
 func (s *Server) everywhere(ctx context.Context, kind string) ([]control.Machine, error) {
 	present, err := s.present(ctx, kind)
 	if err != nil {
@@ -140,7 +139,8 @@ func (s *Server) everywhere(ctx context.Context, kind string) ([]control.Machine
 	return out, nil
 }
 
-// machine returns one of everywhere.
+// machine returns one machine of everywhere, or an error if there is none of that
+// name.
 func (s *Server) machine(ctx context.Context, kind, name string) (control.Machine, error) {
 	all, err := s.everywhere(ctx, kind)
 	if err != nil {

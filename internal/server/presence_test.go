@@ -14,7 +14,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// started runs a server of the fleet in the store. stop ends it.
+// started runs a server over db. Calling stop ends it.
 func started(t *testing.T, db store.Store, name string, more ...func(*Options)) (s *Server, stop func()) {
 	t.Helper()
 	f, err := fleet.New(fleet.Options{Store: db, ID: "test"})
@@ -45,8 +45,8 @@ func (s *Server) hears(t *testing.T, machine string) {
 	errtest.Get(s.agentReport(t.Context(), machine, control.AgentReport{Version: "v1", Interval: idle.Duration(30 * time.Second)}, []byte(`{"version":"v1"}`)))(t)
 }
 
-// lists checks what s returns for m1: the server it reports to, and whether s
-// itself receives its reports.
+// lists checks how s lists the agent m1: as reporting to server, and whether as
+// stale.
 func (s *Server) lists(t *testing.T, when, server string, stale bool) {
 	t.Helper()
 	l, err := s.everywhere(t.Context(), "agent")
@@ -56,8 +56,8 @@ func (s *Server) lists(t *testing.T, when, server string, stale bool) {
 	}
 }
 
-// TestEveryServerListsEveryAgent has two servers on one store. An agent that
-// reports to either is listed by both, without a write per report.
+// TestEveryServerListsEveryAgent checks that an agent that reports to either of two
+// servers is listed by both, without a store write per report.
 func TestEveryServerListsEveryAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := mem.New(mem.Options{}).Client()

@@ -25,8 +25,8 @@ func notFound(kind, name string) error { return &failure.NotFound{Kind: kind, Na
 
 func invalid(field, detail string) error { return &failure.Invalid{Field: field, Detail: detail} }
 
-// problem converts an error to a problem document. For an internal error it
-// contains only what the caller can use.
+// problem converts an error to a problem document. The document of an internal error
+// does not contain internals.
 func problem(err error) error {
 	if err == nil {
 		return nil
@@ -124,5 +124,5 @@ func refuse(ctx huma.Context, err error) {
 	}
 	ctx.SetHeader("Content-Type", "application/problem+json")
 	ctx.SetStatus(m.Status)
-	_, _ = ctx.BodyWriter().Write(body) // as above
+	_, _ = ctx.BodyWriter().Write(body) // an error means that the client has disconnected
 }

@@ -11,9 +11,9 @@ import (
 	"lull/internal/server/board"
 )
 
-// TestRefusedStopIsTold checks that a stop refused by EC2 is in the answer and
-// in the overview until something else happens, and that a stop canceled by a
-// user is in the answer for a day.
+// TestRefusedStopIsTold checks that a stop refused by EC2 is shown by why and the
+// overview until something else happens, and that a stop canceled by a user is shown
+// by why for a day.
 func TestRefusedStopIsTold(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	st := worker.IdleStatus{TimeoutMinutes: 60, Verdict: idle.Verdict{At: at, Blocks: []idle.Block{{Code: idle.NotIdleYet, Sentence: "Not idle yet."}}}}

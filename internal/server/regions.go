@@ -8,15 +8,16 @@ import (
 	"time"
 )
 
-// Regions returns the regions that an account may use. An empty account is the
-// credentials' own.
+// Regions returns the regions that are enabled for an account; an empty account is
+// the credentials' own.
 type Regions func(ctx context.Context, account string) ([]string, error)
 
-// regionsWithin is how long a new worker waits for the check of its region.
+// regionsWithin limits how long the creation of a worker waits for the check of its
+// region.
 const regionsWithin = 5 * time.Second
 
-// hasRegion rejects a region that an account does not have. If the cloud cannot
-// be asked, nothing is rejected: the worker will show what is wrong.
+// hasRegion rejects a region that the account does not have. If the cloud cannot be
+// asked, it rejects nothing; the worker itself will show the error.
 func (s *Server) hasRegion(ctx context.Context, account, region string) error {
 	region = cmp.Or(region, s.fleet.Settings().AWSDefaultRegion)
 	if s.regions == nil {

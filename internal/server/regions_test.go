@@ -12,9 +12,9 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestRegionThatTheAccountHasNot checks that a worker in a region that the
-// account does not have is rejected, with the field, and accepted if the cloud
-// cannot be asked.
+// TestRegionThatTheAccountHasNot checks that a worker in a region that the account
+// does not have is rejected with the field's name, and accepted if the cloud cannot
+// be asked.
 func TestRegionThatTheAccountHasNot(t *testing.T) {
 	var fails error
 	b := newBenchWith(t, mem.New(mem.Options{}).Client(), func(o *server.Options) {

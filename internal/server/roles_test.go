@@ -6,8 +6,8 @@ import (
 	"lull/internal/server/access"
 )
 
-// TestRoles checks the roles in the table of routes: an operator acts on
-// workers, and an admin decides which exist and by which rules.
+// TestRoles checks the roles in the table of routes: operators act on workers; admins
+// decide which workers exist and which rules apply.
 func TestRoles(t *testing.T) {
 	b := newBench(t, memory(t))
 	_, ops, _ := b.document()
@@ -43,8 +43,8 @@ func TestRoles(t *testing.T) {
 	patch(operator, `{"ttl_deadline":"2099-01-01T00:00:00Z"}`, 403)
 }
 
-// TestTerminateIsConfirmed checks that a termination that does not name its
-// worker is rejected.
+// TestTerminateIsConfirmed checks that a termination is rejected unless the request
+// repeats the worker's name.
 func TestTerminateIsConfirmed(t *testing.T) {
 	b := newBench(t, memory(t))
 	id := b.worker()

@@ -21,7 +21,7 @@ const maxBody = 256 << 10
 type route struct {
 	id, method, path, doc string
 	role                  access.Role // empty is public
-	machine               bool        // also allowed with the token of the machine in the path
+	machine               bool        // a machine named in the path may also call it with its own token
 	status                int         // of success; 0 is huma's default
 	long                  bool        // may be answered with 202
 	secret                bool        // the answer contains a secret, which is stored nowhere
@@ -66,8 +66,7 @@ func register[I, O any](s *Server, r route, do func(context.Context, *I) (*O, er
 	}
 	huma.Register(s.api, op, do)
 	if r.long {
-		// Finished or not, the body is the same, but huma documents only one of
-		// them.
+		// huma documents only one status, but 202 has the same body.
 		item := s.api.OpenAPI().Paths[r.path]
 		for _, made := range []*huma.Operation{item.Get, item.Put, item.Post, item.Delete, item.Patch} {
 			if made == nil || made.OperationID != r.id {
@@ -95,8 +94,8 @@ const (
 	regionalPath = base + "/region/{aws_region}/workers"
 )
 
-// regional also serves every route of workers below its region, and documents
-// that.
+// regional copies every route about workers below its region, and documents the
+// copies.
 func (s *Server) regional() error {
 	paths := s.api.OpenAPI().Paths
 	for _, p := range slices.Sorted(maps.Keys(paths)) {

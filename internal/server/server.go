@@ -1,18 +1,17 @@
-// Package server is the HTTP API of a fleet: it authorizes and validates
-// requests, passes them to package fleet and renders the result.
+// Package server is the HTTP API of a fleet. It authorizes and validates requests,
+// passes them to package fleet and renders the result.
 //
-// Every route except the public ones (health, the description of the API, and
-// answers to a warning and enrollment, which carry a signature) needs a token whose role
-// covers it. The table of routes, with the role of each, is in the OpenAPI
-// document. Every error is a problem document (RFC 9457) that names the field,
-// and changes nothing. A mutating call with an Idempotency-Key gets the answer
-// of the first call with that key. Every change is in the audit log with its
-// actor. A command that is unfinished when it is answered gets a 202 with the
+// Every route except the public ones needs a token whose role covers the route.
+// Public are health, the description of the API, and the answers to warnings and
+// enrollment, which carry their own signature or secret. The OpenAPI document lists
+// the routes and the role of each. Every error is a problem document (RFC 9457) that
+// names the field, and changes nothing. A mutating call with an Idempotency-Key gets
+// the answer of the first call with that key. Every change is in the audit log with
+// its actor. A command that is unfinished when it is answered gets a 202 with the
 // place to poll.
 //
-// Observing and acting are done by internal/controller (a Live and an Admin are
-// passed in), listening and TLS by cmd (see Certificate), and the dashboard is
-// in server/web.
+// Package controller observes and acts (a Live and an Admin are passed in), cmd
+// listens and provides TLS (see Certificate), and the dashboard is in server/web.
 package server
 
 import (
@@ -53,10 +52,10 @@ import (
 	"lull/internal/store"
 )
 
-// Live is the in-memory state of the workers' owners.
+// Live reads the in-memory state of the servers that own the workers.
 type Live interface {
-	// Observation returns what is known of a worker; false if no server that
-	// observes it can be asked.
+	// Observation returns what the worker's owner knows beyond the record; false if
+	// the owner cannot be asked or there is none.
 	Observation(ctx context.Context, id string) (control.Observation, bool)
 	// Report passes an agent's report to the worker's owner; false if the owner
 	// cannot be reached.
@@ -66,15 +65,15 @@ type Live interface {
 	Verdicts(ctx context.Context) map[string]worker.IdleStatus
 }
 
-// Admin is the administrators' view of the controller.
+// Admin lets administrators inspect and direct the controller.
 type Admin interface {
 	// Stats returns the counters of this process.
 	Stats() map[string]any
-	// Trigger starts a reconcile of all workers now.
+	// Trigger makes the controller reconcile all workers now.
 	Trigger()
 	Shards(ctx context.Context) (control.Shards, error)
-	// Resign gives up the workers that this server owns, so that others take
-	// them.
+	// Resign gives up the workers that this server owns, so that other servers take
+	// them over.
 	Resign(ctx context.Context) error
 }
 
@@ -95,12 +94,12 @@ type Options struct {
 	// CML reports whether a CML answers at the endpoint of w, and its version or
 	// why none was found. Nil leaves the probing to the controller.
 	CML func(ctx context.Context, w worker.Worker) (found bool, detail string)
-	// Evidence holds the records of all servers; nil keeps none.
+	// Evidence reads the records of all servers; nil if none are kept.
 	Evidence history.Evidence
 	// Record stores agents' reports for this server's part of Evidence; nil
 	// stores none. It never blocks.
 	Record func(evidence.Record)
-	// Prices replaces the built-in and the refreshed prices; nil selects those.
+	// Prices replaces the built-in and the refreshed prices; nil uses those.
 	Prices savings.Prices
 	// PriceSource reads current prices from the cloud; nil in a process that
 	// does not call it.
@@ -109,7 +108,7 @@ type Options struct {
 	Web http.Handler
 	// Peers serves the other servers below /internal/; nil for none.
 	Peers http.Handler
-	// Others are the hosts that report to the other servers; nil for none.
+	// Others reads the hosts that report to the other servers; nil for none.
 	Others  OtherHosts
 	Metrics prometheus.Gatherer
 	// Snapshot reads the complete state for a backup; nil if unsupported.
@@ -121,15 +120,15 @@ type Options struct {
 	BuildDate string
 	Shadow    bool
 	Log       *slog.Logger
-	// IdentityProvider are the users of an OIDC issuer; nil for none. PublicURL is where
-	// browsers reach the server, for the redirect from the issuer; empty is the
-	// address of the request.
+	// IdentityProvider signs in the users of an OIDC issuer; nil for none. PublicURL
+	// is the dashboard's address, to which the issuer sends browsers back; if empty,
+	// the address of the request is used.
 	Identity  IdentityProvider
 	PublicURL string
 	// Program is the file of the lull program that enrolling machines download;
 	// empty offers none.
 	Program string
-	// LeaseTTL is how long claims of this server outlive it; 0 is 15 s.
+	// LeaseTTL is how long this server's claims in the store outlive it; 0 is 15 s.
 	LeaseTTL time.Duration
 	// Name is this server's name in listings; empty generates one.
 	Name string
@@ -171,15 +170,15 @@ type Server struct {
 	hosts     *hosts.Hosts
 	local     *Local // nil for a server of a fleet
 	others    OtherHosts
-	lease     atomic.Int64 // the store.LeaseID of its claims; 0 before it runs
+	lease     atomic.Int64 // the store.LeaseID of this server's claims; 0 before Run
 	roster    *roster.Roster
 	board     *board.Board
 	past      *history.Reader
 	feed      *feed.Hub
 	haltWaits atomic.Int64  // requests that wait for a halt
-	streams   chan struct{} // one for each event stream that may be open
+	streams   chan struct{} // holds one element per open event stream
 	snapshot  func(ctx context.Context) (io.ReadCloser, error)
-	replays   atomic.Pointer[idempotency.Log] // set before ready closes
+	replays   atomic.Pointer[idempotency.Log] // set before ready is closed
 	ready     chan struct{}
 }
 
@@ -278,18 +277,18 @@ func (s *Server) routes() {
 	humax.NeverNull(s.api.OpenAPI())
 }
 
-// String names the server as a task.
+// String returns the server's name as a task.
 func (s *Server) String() string { return "the API" }
 
 // Ready is closed when requests can be answered.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// sweepEvery is how often old answers are removed.
+// sweepEvery is the interval at which old idempotent answers are removed.
 const sweepEvery = time.Hour
 
-// Run keeps the server's state current until ctx ends. A lease holds its
-// claims. If it is lost, for example because the store was away for long, it is
-// replaced, and its claims are free.
+// Run keeps the server's state current until ctx ends. Its claims in the store are
+// held by a lease. If the lease is lost, for example because the store was
+// unreachable for long, its claims become free and Run takes a new lease.
 func (s *Server) Run(ctx context.Context) error {
 	lease, err := s.fleet.Store().Grant(ctx, s.leaseTTL)
 	if err != nil {
@@ -316,7 +315,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return task.Run(ctx, tokens, task.Loop("the list of workers", s.roster.Run), task.Loop(s.feed.String(), s.feed.Run), open)
 }
 
-// upkeep sweeps old answers and replaces a lost lease, until ctx ends.
+// upkeep removes old idempotent answers and replaces a lost lease, until ctx ends.
 func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -354,7 +353,8 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 	}
 }
 
-// revoke releases the claims at once. If that fails they end with the TTL.
+// revoke releases the server's claims at once. If that fails, they end with the
+// lease.
 func (s *Server) revoke(ctx context.Context, lease store.Lease) {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()

@@ -34,7 +34,7 @@ type bench struct {
 	by     audit.Actor
 }
 
-// fakeAdmin is a controller that does nothing.
+// fakeAdmin is an Admin that does nothing.
 type fakeAdmin struct{}
 
 func (fakeAdmin) Stats() map[string]any { return map[string]any{"auto_pause_count": 0} }
@@ -49,7 +49,7 @@ func newBench(t *testing.T, db store.Store) *bench {
 	return newBenchWith(t, db, func(*server.Options) {})
 }
 
-// newBenchWith is newBench with other options.
+// newBenchWith is newBench over db, with options changed by more.
 func newBenchWith(t *testing.T, db store.Store, more func(*server.Options)) *bench {
 	t.Helper()
 	f, err := fleet.New(fleet.Options{Store: db, ID: "test"})

@@ -14,20 +14,20 @@ import (
 	"lull/internal/server/access"
 )
 
-// A browser's session is a token, encrypted. The page keeps the ciphertext in
-// the storage of its origin and sends it with each request, and the key is in a
-// cookie that no script can read. Neither is worth anything alone: browsers send
-// cookies to every port of a host, and scripts read the storage. A request that
-// another site causes lacks the ciphertext. The server keeps nothing, so any
-// server of a fleet takes the session, and checks the token each time.
+// A browser's session is a token, encrypted. The page keeps the ciphertext in the
+// storage of its origin and sends it with each request. The key is in a cookie that
+// no script can read. Neither is worth anything alone: browsers send cookies to every
+// port of a host, and scripts can read the storage. A request that another site
+// causes lacks the ciphertext. The server keeps nothing, so any server of a fleet
+// accepts the session, and each request checks the token again.
 
 const (
-	sessionScheme = "Session"       // of the Authorization header, before the ciphertext
-	sessionCookie = "lull_session_" // and the session's id, as servers on other ports share the cookies
+	sessionScheme = "Session"       // scheme of the Authorization header; the ciphertext follows
+	sessionCookie = "lull_session_" // followed by the session's ID, because servers on other ports share the cookies
 	sessionLife   = 7 * 24 * time.Hour
 )
 
-// sessionKey is the name of the ciphertext in the storage of the dashboard.
+// sessionKey is the key under which the dashboard stores the ciphertext.
 const sessionKey = "lull-session"
 
 type sealed struct {
@@ -35,7 +35,7 @@ type sealed struct {
 	Until time.Time `json:"until"`
 }
 
-// aead returns the cipher of a session's key.
+// aead returns the cipher for a session with this key.
 func aead(key []byte) (cipher.AEAD, error) {
 	block, err := aes.NewCipher(key)
 	if err != nil {
@@ -60,7 +60,7 @@ func (s *Server) openSession(w http.ResponseWriter, r *http.Request, token strin
 	return id + "." + base64.RawURLEncoding.EncodeToString(box.Seal(nil, nil, plain, []byte(id))), nil
 }
 
-// setSession sets the cookie of a session, which ends with the browser. An empty
+// setSession sets the cookie of a session. The cookie ends with the browser; an empty
 // value deletes it.
 func (s *Server) setSession(w http.ResponseWriter, r *http.Request, id, value string) {
 	c := &http.Cookie{Name: sessionCookie + id, Value: value, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode,
@@ -71,8 +71,8 @@ func (s *Server) setSession(w http.ResponseWriter, r *http.Request, id, value st
 	http.SetCookie(w, c)
 }
 
-// sessionToken returns the token of a session; false if the session has expired
-// or a half of it is missing or wrong.
+// sessionToken returns the token of a session; false if the session has expired or
+// either half is missing or wrong.
 func sessionToken(r *http.Request, given string, now time.Time) (string, bool) {
 	id, text, _ := strings.Cut(given, ".")
 	c, err := r.Cookie(sessionCookie + id)
@@ -99,7 +99,7 @@ func sessionToken(r *http.Request, given string, now time.Time) (string, bool) {
 	return v.Token, true
 }
 
-// answerSession opens a session for a token and writes its ciphertext.
+// answerSession opens a session for a token and answers with the ciphertext.
 func (s *Server) answerSession(w http.ResponseWriter, r *http.Request, token string) {
 	text, err := s.openSession(w, r, token)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// withSession makes a request of a browser with the ciphertext of a session, and
-// returns the status and the code of a problem.
+// withSession makes a browser's request with the ciphertext of a session. It returns
+// the status and the problem's code, if any.
 func (b *bench) withSession(c *http.Client, method, path, session string) (int, string) {
 	b.t.Helper()
 	req, err := http.NewRequestWithContext(b.t.Context(), method, b.url+path, http.NoBody)
@@ -35,7 +35,8 @@ func (b *bench) withSession(c *http.Client, method, path, session string) (int, 
 	return res.StatusCode, p.Type[strings.LastIndexAny(p.Type, ":/")+1:]
 }
 
-// signedIn is a browser that signed in with a body of SignInPath.
+// signedIn returns a browser that has signed in with body at SignInPath, and the
+// session's ciphertext.
 func (b *bench) signedIn(body string) (*http.Client, string) {
 	b.t.Helper()
 	jar, err := cookiejar.New(nil)
@@ -59,9 +60,9 @@ func (b *bench) signedIn(body string) (*http.Client, string) {
 	return c, in.Session
 }
 
-// TestSession checks that the two halves of a session work together only, that
-// changes need the half that no other site can send, and that the session ends
-// with its token and by signing out.
+// TestSession checks that a session needs both of its halves, that a change needs the
+// half that no other site can send, and that the session ends with its token and by
+// signing out.
 func TestSession(t *testing.T) {
 	b := newBench(t, mem.New(mem.Options{}).Client())
 	tok, secret, err := b.tokens.Create(t.Context(), access.Wanted{Name: "alice", Role: access.Operator})
@@ -109,7 +110,7 @@ func TestSession(t *testing.T) {
 	errtest.Get(b.tokens.Revoke(t.Context(), tok.ID, "test"))(t)
 	want("a revoked token", c, "GET", whoami, half, bad, "bad_token")
 
-	// Signing out revokes the session of a sign-in link.
+	// Signing out revokes the token that a sign-in link created.
 	link, err := b.tokens.Link(t.Context(), access.ID(b.admin), time.Minute)
 	errtest.None(t, err)
 	c, half = b.signedIn(`{"link": "` + link + `"}`)

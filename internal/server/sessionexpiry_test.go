@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// TestSessionExpires checks that a session that is never ended by signing out
-// ends after sessionLife. Its cookie is marked secure if the dashboard has a
-// public https address.
+// TestSessionExpires checks that a session ends after sessionLife even without
+// signing out, and that its cookie is marked secure if the dashboard has a public
+// https address.
 func TestSessionExpires(t *testing.T) {
 	s := &Server{publicURL: "https://lull.example.org"}
 	w := httptest.NewRecorder()
@@ -30,7 +30,8 @@ func TestSessionExpires(t *testing.T) {
 	}
 }
 
-// FuzzSession presents random halves. None is taken, and none crashes.
+// FuzzSession presents random halves of a session. None may be accepted or crash the
+// server.
 func FuzzSession(f *testing.F) {
 	for _, s := range []string{"", ".", "aaaaaaaaaa.", "aaaaaaaaaa.AAAA", "aaaaaaaaaa.!"} {
 		f.Add(s, "AAAA")

@@ -14,12 +14,12 @@ import (
 	"lull/internal/store"
 )
 
-// A sign-in link is SignInPath#SECRET. Browsers do not send what follows the #,
-// so the secret is in no log of a server or proxy. Opening the page spends
-// nothing: previews of links, prefetches and HEAD requests get the same page as
-// everybody. Its script, once a user sees it, spends the link with a POST.
+// A sign-in link is SignInPath#SECRET. Browsers do not send what follows the #, so
+// the secret appears in no log of a server or proxy. Opening the page does not use
+// the link up: link previews, prefetches and HEAD requests get the same page. Only
+// the page's script, once a user sees the page, uses the link up with a POST.
 
-// SignInPath is the page that spends sign-in links.
+// SignInPath is the page on which sign-in links are used.
 const SignInPath = "/sign-in"
 
 var signInPage = template.Must(template.New("sign-in").Parse(`<!doctype html><html lang="en"><meta charset="utf-8">
@@ -62,7 +62,7 @@ func (s *Server) showSignIn(w http.ResponseWriter, _ *http.Request) {
 	_ = signInPage.Execute(w, nonce) // a browser that has disconnected can repeat the request
 }
 
-// signIn opens a session, for a link that it spends or for a token.
+// signIn opens a session for a sign-in link, which it uses up, or for a token.
 func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-s.ready:

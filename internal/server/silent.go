@@ -9,8 +9,8 @@ import (
 	"lull/internal/core/power"
 )
 
-// Collector returns metrics about machines that last reported to this server
-// and have fallen silent.
+// Collector returns metrics of the machines that reported to this server last and
+// have fallen silent.
 func (s *Server) Collector() prometheus.Collector { return silence{s} }
 
 type silence struct{ s *Server }

@@ -12,7 +12,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// counts checks the metric of silent agents of s.
+// counts checks the number of silent agents in the metrics of s.
 func (s *Server) counts(t *testing.T, when string, want float64) {
 	t.Helper()
 	reg := prometheus.NewRegistry()
@@ -28,9 +28,9 @@ func (s *Server) counts(t *testing.T, when string, want float64) {
 	}
 }
 
-// TestSilentAgents checks that an agent that misses reports is counted by the
-// server that last received one, but not if it moved to another server or stops
-// its own machine.
+// TestSilentAgents checks that an agent that misses reports is counted by the server
+// that received the last one, but not if it now reports to another server or has
+// stopped its own machine.
 func TestSilentAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := mem.New(mem.Options{}).Client()

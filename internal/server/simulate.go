@@ -31,7 +31,7 @@ func (s *Server) simulateRoutes() {
 	describe(s, told, "application/jsonl", "One line for each step; the last has the result or the error")
 }
 
-// simulate answers a preview.
+// simulate answers a simulation of policies.
 func (s *Server) simulate(ctx context.Context, in control.Simulate, progress func(share float64) error) (control.Simulation, error) {
 	from, err := bound("from", in.From)
 	if err != nil {
@@ -56,8 +56,8 @@ func (s *Server) simulate(ctx context.Context, in control.Simulate, progress fun
 // simulation.
 const tellEvery = 100 * time.Millisecond
 
-// simulateTold streams a simulation's progress. A fault before the first
-// message is answered as a problem.
+// simulateTold answers a simulation as a stream of progress messages. An error before
+// the first message is answered as a problem document.
 func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 	_, w := humago.Unwrap(hc)
 	answer, begun := http.NewResponseController(w), false
@@ -67,8 +67,8 @@ func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 			hc.SetHeader("Content-Type", "application/jsonl")
 			hc.SetStatus(http.StatusOK)
 		}
-		// A response that is stored for its idempotency key is written only at
-		// the end.
+		// Responses stored for an idempotency key are buffered and have no write
+		// deadline.
 		if err := answer.SetWriteDeadline(time.Now().Add(sendWithin)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return fmt.Errorf("cannot bound the answer: %w", err)
 		}

@@ -19,11 +19,11 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestSimulateAgents previews thresholds of agents over a recorded day: of a
-// machine that is a worker with a known price, of one that is no worker, and of
-// one whose agent does not report its policy. The times are whole hours, so
-// that the expected results can be computed manually: cpu is at 8 % until 10 h,
-// at 1 % after that, with a peak of 60 % for one minute at 16 h.
+// TestSimulateAgents checks simulations of thresholds over a recorded day of three
+// machines: a worker with a known price, a machine that is no worker, and one whose
+// agent does not report its policy. The CPU is at 8 % until 10:00 and at 1 % after
+// that, with one minute of 60 % at 16:00, so the expected results can be computed by
+// hand.
 func TestSimulateAgents(t *testing.T) {
 	db := mem.New(mem.Options{}).Client()
 	t.Cleanup(db.Close)
@@ -74,10 +74,10 @@ func TestSimulateAgents(t *testing.T) {
 		}
 		return out, res.StatusCode, data
 	}
-	// In reality: idle from 9:59, so paused from 10:59 until the peak, and from
-	// an hour after it. With a threshold of 20 %, cpu shows no use until the
-	// peak, so it is paused from 1:00. With an unreachable threshold it is
-	// paused from 1:00 to the end.
+	// Under the agent's own threshold the machine is idle from 9:59, so paused from
+	// 10:59 until the peak, and again from an hour after the peak. With a threshold
+	// of 20 % it is unused until the peak, so paused from 1:00. With an unreachable
+	// threshold it is paused from 1:00 to the end.
 	const policies = `[{"name":"as it was","timeout_minutes":60},{"name":"higher","timeout_minutes":60,"thresholds":{"cpu":20}},{"name":"none","timeout_minutes":60,"thresholds":{"cpu":101}},
 		{"name":"users alone","timeout_minutes":60,"signals":["users"]},{"name":"lower","timeout_minutes":60,"thresholds":{"cpu":0.5}}]`
 	want := []struct {
@@ -89,7 +89,7 @@ func TestSimulateAgents(t *testing.T) {
 		for i, o := range r.Policies {
 			lacks := unknown
 			if i == 0 && unknown > 0 {
-				lacks -= 10 // what its agent counts as use is use
+				lacks -= 10 // what the agent itself counted as use is known
 			}
 			if got, at := o.AvoidedHours/of, want[i]; got > at.hours+1e-6 || got < at.hours-0.2 || float64(o.Pauses) != of*float64(at.pauses) || math.Abs(o.UnknownHours-lacks) > 0.1 {
 				t.Errorf("%s, %s: %g hours avoided in %d pauses, %g unknown; want %g in %d", what, o.Name, got, o.Pauses, o.UnknownHours, at.hours, at.pauses)
@@ -100,7 +100,7 @@ func TestSimulateAgents(t *testing.T) {
 	if code != http.StatusOK || len(all.Policies) != 5 {
 		t.Fatalf("%d %s", code, data)
 	}
-	check("all", all, 2, 22) // the one without a policy is unknown
+	check("all", all, 2, 22) // the machine that reports no policy is unknown
 	if all.Workers["i-00000000000000001"] != "lab" || all.Workers["laptop"] != "laptop" || len(all.Workers) != 2 {
 		t.Errorf("names: %v", all.Workers)
 	}
@@ -117,8 +117,8 @@ func TestSimulateAgents(t *testing.T) {
 	if o := laptop.Policies[0]; o.ComputeSaved != nil || o.Saved != nil {
 		t.Errorf("money was made up: %+v", o.Sum)
 	}
-	// A pause of nearly six hours ends with the peak of the second: use resumed
-	// soon after.
+	// With this timeout, the first pause begins ten minutes before the peak, so it is
+	// a false stop.
 	wrong, _, _ := ask(`{"of":"agents","policies":[{"name":"x","timeout_minutes":350}],"from":"FROM","to":"TO","machines":["laptop"]}`)
 	if o := wrong.Policies[0]; o.FalseStops != 1 || o.Pauses != 2 {
 		t.Errorf("a pause ten minutes before the peak: %+v", o)

@@ -20,7 +20,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// cutter is a proxy to the server that breaks connections at random.
+// cutter is a proxy to the server that cuts connections at random.
 type cutter struct {
 	mu   sync.Mutex
 	rng  *rand.Rand
@@ -40,7 +40,7 @@ func (c *cutter) dial(ctx context.Context, network, address string) (net.Conn, e
 	return &cutAfter{Conn: conn, left: 400 + c.rng.IntN(12000), c: c}, nil
 }
 
-// cutAfter breaks after that many bytes, at any place in a message.
+// cutAfter cuts a connection after left bytes, also within a message.
 type cutAfter struct {
 	net.Conn
 	left int
@@ -59,9 +59,9 @@ func (c *cutAfter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestStreamMissesNothing writes events while a reader's connections break at
-// random places, between and within messages. The reader gets every event once
-// and in order. Some changes carry several events.
+// TestStreamMissesNothing writes events, some of them several in one change, while a
+// reader's connections are cut at random places. It checks that the reader gets every
+// event once and in order.
 func TestStreamMissesNothing(t *testing.T) {
 	for round := range 4 {
 		seed := rand.Uint64()
@@ -103,7 +103,7 @@ func missesNothing(t *testing.T, rng *rand.Rand) {
 	for i := 0; i < total; {
 		var ops []store.Op
 		for range min(1+rng.IntN(3), total-i) {
-			// Keys of one change arrive in the order of their names.
+			// Events of one change arrive in the order of their keys.
 			entry, err := audit.Ops(audit.Entry{Action: "test", At: time.Unix(int64(1_700_000_000+i), 0), Detail: fmt.Sprint(i)})
 			if err != nil {
 				t.Fatal(err)
@@ -128,8 +128,8 @@ func missesNothing(t *testing.T, rng *rand.Rand) {
 	t.Logf("%d events over %d cuts", total, road.cuts)
 }
 
-// TestStreamResets checks that a reader learns if its position in the stream is
-// gone, or is not from this store.
+// TestStreamResets checks that a reader is told if its position in the stream is gone
+// or is from another store.
 func TestStreamResets(t *testing.T) {
 	db := mem.New(mem.Options{KeepRevisions: 20})
 	c := db.Client()
@@ -167,9 +167,9 @@ func TestStreamResets(t *testing.T) {
 	b.problem("a bad id", res, data, 422)
 }
 
-// TestOneKeyOneEffect sends one creation many times at once with one key, to
-// two servers on one store. There is one worker, and all answers other than
-// "not answered yet" are equal.
+// TestOneKeyOneEffect sends one creation many times at once, with one idempotency
+// key, to two servers on one store. It checks that there is one worker, and that all
+// answers other than "not answered yet" are equal.
 func TestOneKeyOneEffect(t *testing.T) {
 	db := mem.New(mem.Options{})
 	var benches []*bench

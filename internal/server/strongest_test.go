@@ -10,8 +10,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestListedAsSeen checks that live values replace the record's, and that
-// without live values nothing does.
+// TestListedAsSeen checks that the readings of the owner replace those of the record,
+// and that without them the listed worker has none.
 func TestListedAsSeen(t *testing.T) {
 	at := func(h int) *time.Time { t := time.Date(2026, 3, 2, h, 0, 0, 0, time.UTC); return &t }
 	w := worker.Worker{Status: power.WorkerRunning, TargetPauseAt: at(9), NextIdleCheckAt: at(8), LastActivityAt: at(7)}
@@ -32,8 +32,8 @@ func TestListedAsSeen(t *testing.T) {
 	}
 }
 
-// TestStrongestBlock checks that why names the block that would remain if all
-// others ended, not the first one in the list.
+// TestStrongestBlock checks that why names the block that will end last, not the
+// first one in the list.
 func TestStrongestBlock(t *testing.T) {
 	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	soon, late := now.Add(time.Minute), now.Add(time.Hour)

@@ -28,7 +28,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// kept is in-memory evidence.
+// kept is evidence in memory.
 type kept struct {
 	records []evidence.Record
 	missing []evidence.Missing
@@ -45,9 +45,9 @@ func (k *kept) Read(_ context.Context, q evidence.Query, yield func(evidence.Rec
 	return k.missing, nil
 }
 
-// recordedWorker is an imported worker that was checked every five minutes for
-// a day: in use at first, then quiet, unknown for an hour, and not checked for
-// another.
+// recordedWorker serves an imported worker with a day of checks, one every five
+// minutes: first in use, then quiet, then unknown for an hour, then an hour without
+// checks.
 func recordedWorker(t *testing.T) (api string, token string, w worker.Worker, begun time.Time) {
 	t.Helper()
 	db := mem.New(mem.Options{}).Client()
@@ -170,7 +170,7 @@ func TestTimeline(t *testing.T) {
 			t.Errorf("power %d of %+v", i, l.Power)
 		}
 	}
-	// A point that stands for longer than the gap is not shown as quiet.
+	// A point that covers the hour without checks is not shown as quiet.
 	for points := 10; points < 20; points++ {
 		q.Set("points", strconv.Itoa(points))
 		coarse := get[control.Timeline](t, api, token, "/api/v1/workers/"+w.ID+"/timeline?"+q.Encode())
@@ -229,8 +229,8 @@ func TestWhyThen(t *testing.T) {
 	}
 }
 
-// TestSimulateAndSavings checks the simulation of policies on a recorded day,
-// and how much of the day was idle. Without a price no money is reported.
+// TestSimulateAndSavings checks a simulation of policies over a recorded day, and the
+// savings and idle hours of that day. Without a known price no money is reported.
 func TestSimulateAndSavings(t *testing.T) {
 	api, token, _, begun := recordedWorker(t)
 	b := &bench{t: t, url: api}
@@ -279,10 +279,10 @@ func TestSimulateAndSavings(t *testing.T) {
 	if all := decode[control.Simulation](t, data); len(all.Policies) < 3 || all.Recommended == "" {
 		t.Errorf("of no policy: %d, and %q is recommended", len(all.Policies), all.Recommended)
 	}
-	// The settings of a policy other than its timeout.
-	closes := begun.Add(16*time.Hour + 30*time.Minute).Truncate(time.Minute) // when it is quiet, whatever the hour is now
+	// Settings of a simulated policy other than its timeout.
+	closes := begun.Add(16*time.Hour + 30*time.Minute).Truncate(time.Minute) // quiet at that time, whatever the current hour
 	if closes.Format("15:04") == "00:00" {
-		closes = closes.Add(time.Minute) // a window ends on the day on which it begins
+		closes = closes.Add(time.Minute) // a window must end on the day on which it begins
 	}
 	res, data = b.ask("PUT", "/api/v1/schedules/brief", token, fmt.Appendf(nil, `{"zone":"UTC","windows":[{"days":"daily","from":%q,"to":%q}]}`,
 		closes.Add(-time.Minute).Format("15:04"), closes.Format("15:04")))
@@ -347,9 +347,8 @@ func TestSimulateAndSavings(t *testing.T) {
 	}
 }
 
-// TestMomentsHaveOneGrammar checks that every question about the past, and
-// every end, accepts the same times as the command line, and names the field
-// otherwise.
+// TestMomentsHaveOneGrammar checks that every parameter for a past time or an end
+// accepts the same formats as the command line, and that an error names the field.
 func TestMomentsHaveOneGrammar(t *testing.T) {
 	api, token, w, _ := recordedWorker(t)
 	worker := "/api/v1/workers/" + w.ID
@@ -411,8 +410,8 @@ func TestMomentsHaveOneGrammar(t *testing.T) {
 	}
 }
 
-// TestSavingsByPolicy checks that a policy that a worker has from a group
-// counts as its policy.
+// TestSavingsByPolicy checks that savings by policy count a worker under the policy
+// that it has from a group.
 func TestSavingsByPolicy(t *testing.T) {
 	api, token, w, begun := recordedWorker(t)
 	b := &bench{t: t, url: api}

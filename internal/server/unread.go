@@ -7,11 +7,11 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// outAfter is the time in a transition after which the answer names the way to
-// remove a worker's record by force.
+// outAfter is how long a worker must be in a transition before why names the way to
+// remove its record by force.
 const outAfter = 15 * time.Minute
 
-// wayOut adds the remedy for a worker whose termination EC2 does not confirm.
+// wayOut adds that remedy for a worker whose termination EC2 does not confirm.
 func wayOut(a *why.Account, w *worker.Worker, u *worker.Unread, now time.Time) {
 	if !w.Forgettable() || u == nil && now.Sub(w.StatusSince) < outAfter {
 		return

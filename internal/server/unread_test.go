@@ -13,9 +13,9 @@ import (
 	"lull/internal/server/board"
 )
 
-// TestUnreadRegionIsTold checks that a region whose EC2 API cannot be read is
-// in the answer and, once, in the overview of its workers, and that a worker
-// that waits for EC2 shows how it can be ended.
+// TestUnreadRegionIsTold checks that an unreadable EC2 region is shown by why and,
+// once per region, by the overview, and that a worker that waits for EC2 is shown
+// with the way to end it.
 func TestUnreadRegionIsTold(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	u := &worker.Unread{Region: "eu-west-9", Since: at, Error: "AuthFailure: no such region"}

@@ -97,9 +97,9 @@ func (s *Server) why(ctx context.Context, id string) (control.Why, error) {
 	return y, nil
 }
 
-// atRest adapts the answer to a stopped worker. What would keep a running
-// worker up does not matter then; what it was stopped from, what that has saved
-// and what would start it do.
+// atRest adapts the answer for a stopped worker. It removes what would keep a running
+// worker running, and adds the check that the stop was based on, what the stop has
+// saved, and what would start the worker.
 func (s *Server) atRest(ctx context.Context, y *control.Why, w *worker.Worker, now time.Time) error {
 	y.Verdict, y.Signals = nil, []evidence.Signal{}
 	y.NoRemedy()
@@ -128,8 +128,8 @@ func (s *Server) atRest(ctx context.Context, y *control.Why, w *worker.Worker, n
 	return nil
 }
 
-// restedFor adds for how long a worker has been stopped and, if lull stopped it,
-// what that has saved. Unknown costs are omitted.
+// restedFor adds for how long a worker has been stopped and, if lull stopped it, what
+// that has saved. The money is omitted if a cost is unknown.
 func (s *Server) restedFor(ctx context.Context, a *why.Account, w *worker.Worker, now time.Time) error {
 	table, err := s.prices.Prices(ctx)
 	if err != nil {
@@ -157,8 +157,8 @@ func about(w *worker.Worker) why.Account {
 	return why.Account{Object: w.ID, Name: w.Name, Kind: why.KindWorker, State: string(w.Status), Prolong: w.Prolong()}
 }
 
-// whyThen answers for a past moment, from the evidence of all servers and the
-// audit log.
+// whyThen explains a worker's state at a past moment, from the evidence of all
+// servers and the audit log.
 func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.Why, error) {
 	w, err := s.fleet.Worker(ctx, id)
 	if err != nil {
@@ -195,7 +195,7 @@ func (s *Server) whyThen(ctx context.Context, id string, at time.Time) (control.
 	}
 	var stopped *audit.Entry
 	if a.State != "" && !up(power.Worker(a.State)) {
-		if v := y.Verdict; v != nil { // it describes what ran until then
+		if v := y.Verdict; v != nil { // the verdict is about the time before the stop
 			v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil
 		}
 		y.Down(y.Paused)
@@ -244,7 +244,7 @@ func comesBack(y *control.Why, w *worker.Worker, now time.Time) {
 	y.Advise(why.Snooze, w.Name)
 }
 
-// up reports whether the question about a worker is why it runs.
+// up reports whether why about a worker of status w is about its running.
 func up(w power.Worker) bool {
 	switch w {
 	case power.WorkerPending, power.WorkerProvisioning, power.WorkerStarting, power.WorkerRunning, power.WorkerDraining:
@@ -255,7 +255,7 @@ func up(w power.Worker) bool {
 
 // explain answers why a worker is in its state.
 func explain(a *why.Account, w *worker.Worker, st worker.IdleStatus, now time.Time) {
-	reason, starter := why.Because(w.StatusReason), cmp.Or(w.StartBy, "the cloud's sake")
+	reason, starter := why.Because(w.StatusReason), cmp.Or(w.StartBy, "an unknown requester")
 	switch {
 	case w.Intent != nil && w.DesiredStatus == power.WorkerRunning:
 		a.Ask("why is it not running yet").Add(why.StartAsked, time.Time{}, starter, w.Status, reason)

@@ -16,8 +16,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// decided returns the audit log entry in which the last stop of w was decided.
-// last are the newest entries; nil if it is not kept.
+// decided returns the audit entry with the decision on the last stop of w, or nil if
+// the log no longer has it. last are the newest entries.
 func (s *Server) decided(ctx context.Context, w *worker.Worker, last []audit.Entry) (*audit.Entry, error) {
 	for i := range last {
 		if last[i].Pauses() {
@@ -37,8 +37,8 @@ func (s *Server) decided(ctx context.Context, w *worker.Worker, last []audit.Ent
 	return nil, nil
 }
 
-// groundsInto adds to y the grounds of a stop: the rule, how long the worker
-// had been idle, and the signals of the deciding check.
+// groundsInto adds the reasons for a stop to y: the rule, how long the worker had
+// been idle, and the signals at the deciding check.
 func groundsInto(y *control.Why, e *audit.Entry) {
 	if e == nil {
 		return
@@ -51,7 +51,7 @@ func groundsInto(y *control.Why, e *audit.Entry) {
 		return
 	}
 	v, p := d.Verdict, d.Policy
-	v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil // the stop has happened
+	v.NextIdleCheckAt, v.TargetPauseAt, v.WarnAt = time.Time{}, nil, nil // these do not apply after the stop
 	y.Verdict, y.PolicyThen, y.Account.Policy = &v, &p, &p
 	y.Signals = evidence.Signals(v.At, p, d.Evidence.Readings)
 	y.Checked = &evidence.Checked{At: v.At, Since: v.At, State: d.Evidence.Status}
@@ -59,15 +59,15 @@ func groundsInto(y *control.Why, e *audit.Entry) {
 	if scheduled {
 		rule = p.Name
 	}
-	if scheduled && p.Signals != nil && len(p.Signals) == 0 { // readings did not count
+	if scheduled && p.Signals != nil && len(p.Signals) == 0 { // a schedule's stop with force does not depend on readings
 		y.Add(why.Scheduled, time.Time{}, "", strings.TrimSuffix(e.Detail, "."))
 		return
 	}
 	y.Add(why.WasIdle, v.At, "", idle.HumanMinutes(v.IdleMinutes), rule, idle.Human(time.Duration(p.Timeout)))
 }
 
-// unborn makes y the answer about a moment before lull knew the worker, which
-// begins with entry e.
+// unborn makes y the answer for a moment before lull knew the worker. e is the
+// worker's first audit entry.
 func unborn(y *control.Why, e *audit.Entry, imported bool) {
 	came := "created"
 	if imported {
@@ -77,7 +77,7 @@ func unborn(y *control.Why, e *audit.Entry, imported bool) {
 	y.Ask("why is it unknown").Add(why.Unborn, e.At, e.By.Name, came)
 }
 
-// opening returns when a schedule that starts workers starts a stopped one.
+// opening returns when a schedule next starts the worker, as text; empty for never.
 func opening(st *policy.ScheduleState) string {
 	switch {
 	case !st.Open:

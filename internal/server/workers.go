@@ -25,19 +25,19 @@ import (
 	"lull/internal/server/roster"
 )
 
-// One is a worker in a path. Embedded parameters must be exported: huma ignores
+// One is the path of a worker. Embedded parameters must be exported: huma ignores
 // others.
 type One struct {
 	ID string `path:"worker_id" maxLength:"128" doc:"Id of a worker"`
 }
 
-// Paged selects a page of a listing.
+// Paged are the query parameters for one page of a listing.
 type Paged struct {
 	After string `query:"after" maxLength:"300" doc:"Cursor: next from the previous page"`
 	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100"`
 }
 
-// Selected selects workers.
+// Selected are the query parameters that select workers.
 type Selected struct {
 	Text       string   `query:"q" maxLength:"128" doc:"Text in the name, an id, an address, a tag, the owner or the template, case-insensitive"`
 	Name       string   `query:"name" maxLength:"128" doc:"Exactly this name"`
@@ -89,14 +89,14 @@ func accepted(w worker.Worker, err error) (*answer[worker.Worker], error) {
 	return a, err
 }
 
-// finished reports whether a worker has reached its desired state.
+// finished reports whether a worker has reached its desired status.
 func finished(w *worker.Worker) bool {
 	return w.Status == w.DesiredStatus && w.Intent == nil && w.License.PendingOperation == "" || w.Status == power.WorkerFailed
 }
 
 func etag(revision int64) string { return `"` + strconv.FormatInt(revision, 10) + `"` }
 
-// revisionOf parses If-Match; 0 is any.
+// revisionOf parses If-Match; 0 means any revision.
 func revisionOf(match string) (int64, error) {
 	if match == "" || match == "*" {
 		return 0, nil
@@ -187,13 +187,13 @@ func (s *Server) workerRoutes() {
 	s.observedRoutes()
 }
 
-// operators lists the fields of a worker that an operator may change. The
-// others determine lull's permissions on it, or the credentials, and need an
+// operators lists the fields of a worker that an operator may change. The other
+// fields hold credentials or decide what lull may do with the worker, and need an
 // admin.
 var operators = []string{"name", "tags", "owner", "contacts", "is_idle_detection_enabled", "idle_timeout_minutes", "snooze_minutes", "pause_action", "ttl_deadline"}
 
-// mayUpdate rejects an operator's change that needs an admin: an expiry that
-// terminates is a termination.
+// mayUpdate rejects an operator's change that needs an admin. Setting an expiry that
+// terminates counts as such.
 func (s *Server) mayUpdate(ctx context.Context, id string, body []byte) error {
 	if principalOf(ctx).token.Role.Covers(access.Admin) {
 		return nil
@@ -279,7 +279,7 @@ func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[
 	for _, w := range workers {
 		st, known := seen[w.ID]
 		item := asSeen(w.Public(), st, known)
-		if item.Expiry, err = s.expiry(ctx, &w); err != nil { // by its record, which may be newer than the observation
+		if item.Expiry, err = s.expiry(ctx, &w); err != nil { // by this record, which may be newer than the observation
 			return out, err
 		}
 		out.Items = append(out.Items, item)
@@ -288,9 +288,9 @@ func (s *Server) listWorkers(ctx context.Context, in *workerList) (control.List[
 	return out, nil
 }
 
-// asSeen replaces the stored readings of a running worker with the live ones,
-// because the record is out of date between two changes. Without live readings
-// it is unknown when the worker is paused.
+// asSeen returns w with the owner's live readings in place of the stored ones, which
+// are out of date between two writes. Without live readings, the time of the pause is
+// unknown.
 func asSeen(w worker.Worker, st worker.IdleStatus, known bool) worker.Worker {
 	if w.Status != power.WorkerRunning {
 		return w
@@ -310,8 +310,8 @@ func asSeen(w worker.Worker, st worker.IdleStatus, known bool) worker.Worker {
 	return w
 }
 
-// lastLook returns when everything in a live status was last read; zero if
-// something is unknown.
+// lastLook returns the time of the oldest reading in a live status; zero if a signal
+// is unknown.
 func lastLook(st *worker.IdleStatus) time.Time {
 	if st.ReadingsUnknown || st.Has(idle.SignalUnknown) {
 		return time.Time{}
@@ -319,8 +319,8 @@ func lastLook(st *worker.IdleStatus) time.Time {
 	return st.CheckedAt
 }
 
-// observe returns the owner's in-memory state of a worker; false if the owner
-// cannot be asked and only the record is known.
+// observe returns the owner's in-memory state of a worker; false if the owner cannot
+// be asked.
 func (s *Server) observe(ctx context.Context, id string) (control.Observation, bool) {
 	if s.live == nil {
 		return control.Observation{}, false
@@ -328,12 +328,13 @@ func (s *Server) observe(ctx context.Context, id string) (control.Observation, b
 	return s.live.Observation(ctx, id)
 }
 
-// idleStatus judges a worker by its live readings, or by its record alone.
+// idleStatus returns the idle status of a worker from live readings or, without
+// those, from its record.
 func (s *Server) idleStatus(ctx context.Context, w *worker.Worker) (worker.IdleStatus, error) {
 	if seen, live := s.observe(ctx, w.ID); live && seen.Status != nil {
 		st := meant(w, *seen.Status)
 		var err error
-		st.Expiry, err = s.expiry(ctx, w) // of this record: the expiry may have been set just now
+		st.Expiry, err = s.expiry(ctx, w) // from this record, because the expiry may have been set just now
 		return st, err
 	}
 	p, err := s.fleet.Policy(ctx, w)
@@ -355,7 +356,7 @@ func (s *Server) expiry(ctx context.Context, w *worker.Worker) (*why.Expiry, err
 	return w.Ends(time.Now(), &p, s.fleet.Halted()), nil
 }
 
-// ending adds the worker's expiry to the answer.
+// ending adds the expiry to an answer about a worker.
 func (s *Server) ending(ctx context.Context, a *answer[worker.Worker]) (*answer[worker.Worker], error) {
 	x, err := s.expiry(ctx, &a.Body)
 	if err != nil {
@@ -365,8 +366,8 @@ func (s *Server) ending(ctx context.Context, a *answer[worker.Worker]) (*answer[
 	return a, nil
 }
 
-// meant removes from the status of a stopped worker the parts that only apply
-// to a running one: how long it was idle, and its unread sources.
+// meant removes from a stopped worker's status what applies only to a running one:
+// the idle time and unread sources.
 func meant(w *worker.Worker, st worker.IdleStatus) worker.IdleStatus {
 	if up(w.Status) {
 		return st

@@ -1,14 +1,14 @@
-// Package access authenticates and authorizes at the server: tokens, their
-// roles, and the user, agent or wake call behind a request.
+// Package access authenticates callers of the server: it holds the tokens, their
+// roles, and the user, agent or wake call that each stands for.
 //
-// A token is stored only as a hash. A revoked or expired token is refused by
-// every server as soon as the store reports it, and at once by the server that
-// revoked it. Comparing takes the same time whatever is wrong. A machine's
-// token is valid for that machine only. HTTP, and which role a call needs, are
-// left to the caller.
+// A token is stored only as a hash. A revoked or expired token is refused by every
+// server as soon as the store reports it, and at once by the server that revoked it.
+// Comparing takes the same time whatever is wrong with a token. A machine's token is
+// valid for that machine only. The caller reads HTTP and decides which role a call
+// needs.
 //
-// A token is "lull_" + id + "_" + secret. The secret has 130 random bits, so a
-// plain SHA-256 of it is sufficient.
+// A token is "lull_" + id + "_" + secret. The secret has 130 random bits, so a plain
+// SHA-256 of it is sufficient.
 package access
 
 import (
@@ -28,8 +28,8 @@ import (
 	"lull/internal/store"
 )
 
-// Role defines the permissions of a token. The roles of users are ordered.
-// Those of machines only allow a machine to report.
+// Role determines what a token permits. The roles of users are ordered: each includes
+// the previous one. Those of machines only permit a machine to report.
 type Role string
 
 // The roles.
@@ -65,8 +65,8 @@ type Token struct {
 	ExpiresAt *time.Time `json:"expires_at,omitempty"`
 	RevokedAt *time.Time `json:"revoked_at,omitempty"`
 	RevokedBy string     `json:"revoked_by,omitempty"`
-	// Parent is the token whose sign-in link opened this session; it ends with
-	// that token. Empty for a token that is no session.
+	// Parent is the ID of the token whose sign-in link opened this session. The
+	// session ends with that token. Empty for a token that is no session.
 	Parent string `json:"parent,omitempty"`
 }
 
@@ -80,15 +80,15 @@ type record struct {
 
 var codec = store.Codec[record]{Version: 1}
 
-// prefix is the key prefix of the tokens. born exists once the first token was
-// created.
+// prefix is the key prefix of the tokens. The key born exists once the first token
+// was created.
 const (
 	prefix = "access/tokens/"
 	born   = "access/born"
 )
 
-// The errors of this package. ErrDenied covers every invalid token and does not
-// reveal the reason to the caller.
+// The errors of this package. ErrDenied covers every invalid token, so that the
+// caller does not learn the reason.
 var (
 	ErrDenied   = errors.New("cannot accept the token: it is unknown, expired or revoked")
 	ErrNotFound = errors.New("cannot find the token")
@@ -100,8 +100,8 @@ type InvalidError struct{ Field, Detail string }
 
 func (e *InvalidError) Error() string { return fmt.Sprintf("cannot use %s: %s", e.Field, e.Detail) }
 
-// Tokens are the tokens of one fleet. It is safe for concurrent use. Run must
-// be running for it to accept any.
+// Tokens holds the tokens of one fleet. It is safe for concurrent use. It accepts a
+// token only while Run is running.
 type Tokens struct {
 	store store.Store
 	ready chan struct{}
@@ -161,8 +161,8 @@ func (t *Tokens) forget(key string) {
 	delete(t.byID, strings.TrimPrefix(key, prefix))
 }
 
-// remember keeps a record, but never lets an older one undo a revocation or
-// bring back a secret that was replaced.
+// remember keeps r unless it is older than the known record: an older one must not
+// undo a revocation or restore a replaced secret.
 func (t *Tokens) remember(r record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,9 +179,9 @@ type Wanted struct {
 	Machine string
 	TTL     time.Duration // 0 never expires
 	By      string
-	// Once, if not empty, names the purpose of the token. A second token for
-	// the same machine replaces the first, whose secret expires. After the
-	// token was revoked, and for another machine, creation is refused
+	// Once, if not empty, names the purpose of a machine's token. A second token for
+	// the same purpose and machine replaces the first, whose secret becomes invalid.
+	// After a revocation, and for another machine, creation fails with ErrUsed
 	// permanently.
 	Once string
 }
@@ -208,9 +208,9 @@ func (w Wanted) validate() error {
 	return nil
 }
 
-// Create creates a token and returns it in the clear, which happens only here.
-// also are writes for the same transaction, usually the audit entry. Errors:
-// InvalidError, ErrUsed and those of the store.
+// Create creates a token and returns it together with its plaintext, which is not
+// available later. also are writes for the same transaction, usually the audit entry.
+// Errors: InvalidError, ErrUsed and those of the store.
 func (t *Tokens) Create(ctx context.Context, w Wanted, also ...store.Op) (Token, string, error) {
 	if err := w.validate(); err != nil {
 		return Token{}, "", err
@@ -255,7 +255,7 @@ func (t *Tokens) put(ctx context.Context, r record, replace bool, also []store.O
 
 func mint(w Wanted) (record, string) {
 	id, secret := strings.ToLower(rand.Text()[:10]), rand.Text()
-	if w.Once != "" { // its record shows that it was created
+	if w.Once != "" { // this record remains as proof that it was created
 		sum := sha256.Sum256([]byte("once:" + w.Once))
 		id = hex.EncodeToString(sum[:5])
 	}
@@ -277,9 +277,9 @@ func hash(secret string) string {
 // The name and origin of the first admin token.
 const firstName, firstBy = "first-admin", "first start"
 
-// First creates the first admin token of a fleet and returns it, or "" if one
-// was ever created. Any number of servers may call it at once; exactly one
-// creates the token.
+// First creates the first admin token of a fleet and returns its plaintext, or "" if
+// a token was ever created. If several servers call it at once, exactly one creates
+// the token.
 func (t *Tokens) First(ctx context.Context) (string, error) {
 	r, clear := mint(Wanted{Name: firstName, Role: Admin, By: firstBy})
 	made := false
@@ -302,7 +302,7 @@ func (t *Tokens) First(ctx context.Context) (string, error) {
 	return clear, nil
 }
 
-// Revoke permanently revokes a token. also is as in Create.
+// Revoke permanently revokes a token. also are writes for the same transaction.
 func (t *Tokens) Revoke(ctx context.Context, id, by string, also ...store.Op) (Token, error) {
 	var r record
 	_, err := store.Update(ctx, t.store, prefix+id, func(old store.Value) ([]byte, []store.Op, error) {
@@ -351,7 +351,7 @@ func cmpOr(a, b int) int {
 	return b
 }
 
-// Check returns the description of a presented token, or ErrDenied.
+// Check returns the token whose plaintext was presented, or ErrDenied.
 func (t *Tokens) Check(now time.Time, presented string) (Token, error) {
 	id, secret, ok := split(presented)
 	t.mu.RLock()
@@ -371,7 +371,7 @@ func (t *Token) ended(now time.Time) bool {
 	return t.RevokedAt != nil || t.ExpiresAt != nil && !now.Before(*t.ExpiresAt)
 }
 
-// ID returns the id in a token, or "" if it is malformed.
+// ID returns the ID in a presented token, or "" if that is malformed.
 func ID(presented string) string {
 	id, _, ok := split(presented)
 	if !ok {
@@ -380,7 +380,7 @@ func ID(presented string) string {
 	return id
 }
 
-// split splits a token into its parts. ok is false if it is malformed.
+// split splits a presented token into its parts. ok is false if it is malformed.
 func split(s string) (id, secret string, ok bool) {
 	rest, ok := strings.CutPrefix(s, "lull_")
 	id, secret, cut := strings.Cut(rest, "_")

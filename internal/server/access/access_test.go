@@ -147,7 +147,7 @@ func TestCreateRefuses(t *testing.T) {
 	}
 }
 
-// FuzzCheck presents random tokens. Only the real token is accepted.
+// FuzzCheck presents random tokens. Only the real token may be accepted.
 func FuzzCheck(f *testing.F) {
 	c := mem.New(mem.Options{}).Client()
 	tokens := access.New(c)
@@ -165,9 +165,9 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// TestOnceReplaces checks that a token that is created again for the same
-// machine, also at once and by two servers, leaves exactly one valid secret, and
-// that a revoked one does not come back.
+// TestOnceReplaces checks that creating a machine's token again, even on two servers
+// at once, leaves exactly one valid secret, and that a revoked token cannot be
+// created again.
 func TestOnceReplaces(t *testing.T) {
 	db := mem.New(mem.Options{})
 	a, b := open(t, db), open(t, db)

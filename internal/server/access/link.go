@@ -25,8 +25,8 @@ type link struct {
 
 var linkCodec = store.Codec[link]{Version: 1}
 
-// Why a sign-in link is refused. ErrLinkUnknown covers a wrong link, one that was
-// replaced, and one whose token is no longer valid.
+// The reasons for refusing a sign-in link. ErrLinkUnknown covers a wrong link, a
+// replaced one, and one whose token is no longer valid.
 var (
 	ErrLinkUsed    = errors.New("cannot sign in: this link was used before, and is valid once")
 	ErrLinkExpired = errors.New("cannot sign in: this link has expired")
@@ -36,9 +36,9 @@ var (
 // SessionTTL is the lifetime of a session from a sign-in link.
 const SessionTTL = 12 * time.Hour
 
-// Link returns what opens one session with the rights of a token, within ttl. The
-// store keeps only its hash. It is an error if the token is unknown, revoked or
-// that of a machine.
+// Link creates a link's secret, which opens one session with the rights of a token,
+// within ttl. The store keeps only its hash. It fails if the token is unknown,
+// revoked or a machine's.
 func (t *Tokens) Link(ctx context.Context, token string, ttl time.Duration) (string, error) {
 	secret := rand.Text()
 	key := linkPrefix + token
@@ -70,11 +70,10 @@ func valid(v store.Value, at time.Time) (record, error) {
 	return r, nil
 }
 
-// SignIn uses up a sign-in link and returns the token of the session that it
-// opens. The session has the role of the link's token, and ends with it. also
-// returns writes for the same transaction. The errors are ErrLinkUsed,
-// ErrLinkExpired, ErrLinkUnknown and those of the store; any of them changes
-// nothing.
+// SignIn uses up a sign-in link and returns the plaintext token of the session that
+// it opens. The session has the role of the link's token and ends with that token.
+// also returns writes for the same transaction. Errors: ErrLinkUsed, ErrLinkExpired,
+// ErrLinkUnknown and those of the store; after any of them nothing has changed.
 func (t *Tokens) SignIn(ctx context.Context, at time.Time, presented string, also func(Token) ([]store.Op, error)) (Token, string, error) {
 	parent, secret, ok := strings.Cut(presented, "_")
 	if !ok || len(parent) != 10 || len(secret) != 26 || strings.Contains(parent, "/") {
@@ -118,8 +117,8 @@ func (t *Tokens) SignIn(ctx context.Context, at time.Time, presented string, als
 	return r.Token, clear, nil
 }
 
-// FirstID returns the id of the first admin token, or "" if it is not valid any
-// more. It reads the store.
+// FirstID reads the ID of the first admin token from the store; "" if that token is
+// no longer valid.
 func (t *Tokens) FirstID(ctx context.Context) (string, error) {
 	all, err := t.store.Range(ctx, store.Query{Keys: store.Prefix(prefix)})
 	if err != nil {

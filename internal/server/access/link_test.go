@@ -15,8 +15,8 @@ import (
 
 func nothingElse(access.Token) ([]store.Op, error) { return nil, nil }
 
-// TestLink checks that a link opens one session, which ends with the token of
-// the link.
+// TestLink checks that a link opens one session, and that the session ends with the
+// link's token.
 func TestLink(t *testing.T) {
 	tokens := open(t, mem.New(mem.Options{}))
 	of, _, err := tokens.Create(t.Context(), access.Wanted{Name: "ada", Role: access.Operator, By: "test"})
@@ -44,8 +44,8 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestLinkRefused checks that an invalid link opens no session and uses nothing
-// up.
+// TestLinkRefused checks that an invalid link neither opens a session nor uses a
+// valid link up.
 func TestLinkRefused(t *testing.T) {
 	db := mem.New(mem.Options{})
 	tokens := open(t, db)
@@ -107,8 +107,8 @@ func TestLinkRefused(t *testing.T) {
 	}
 }
 
-// TestLinkRace checks that of any number of concurrent uses, on two servers,
-// one succeeds.
+// TestLinkRace checks that exactly one of many concurrent uses of a link, on two
+// servers, succeeds.
 func TestLinkRace(t *testing.T) {
 	db := mem.New(mem.Options{})
 	a, b := open(t, db), open(t, db)

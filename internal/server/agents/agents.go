@@ -1,16 +1,15 @@
-// Package agents converts agents' reports into evidence: what each agent saw,
-// judged by the same engine that the agent uses, for the same journal that
-// holds the checks of workers. So why at a past time, the timeline and the
-// preview use one history for both.
+// Package agents converts agents' reports into evidence: each reported check is
+// judged by the engine that the agent itself uses and is written to the journal that
+// also holds the checks of workers. So why at a past time, the timeline and
+// simulations read one history for both.
 //
-// The agent's clock may be wrong by any amount: its times count as ages
-// relative to the report's own time. A report that says nothing new extends a
-// run and adds no record. The amount that one agent can have recorded is
-// bounded. An agent whose reports keep changing gets one record every 30
-// seconds; in between nothing is recorded, which does not count as quiet.
+// The agent's clock may be wrong by any amount: its times count as ages relative to
+// the report's own time. A report that says nothing new extends a run and adds no
+// record. The amount recorded for one agent is bounded: an agent whose reports keep
+// changing gets one record every 30 seconds. The time in between is unrecorded, which
+// does not count as quiet.
 //
-// Who may report, what is answered, and where records are kept are left to the
-// caller.
+// The caller decides who may report, what is answered, and where records are kept.
 package agents
 
 import (
@@ -32,15 +31,16 @@ func Object(machine string) string { return prefix + machine }
 
 const prefix = "agent/"
 
-// Machine returns the machine whose evidence is stored under object; false if
-// object is something else.
+// Machine returns the machine whose evidence is stored under object; false if object
+// is not a machine's.
 func Machine(object string) (string, bool) { return strings.CutPrefix(object, prefix) }
 
-// CodePolicyUntold is the guard of an agent that does not report its policy.
+// CodePolicyUntold is the guard in the records of an agent that does not report its
+// policy.
 const CodePolicyUntold idle.Code = "policy_untold"
 
-// Limits on what is recorded of one agent. An honest report has about ten
-// readings. Texts are for users.
+// Limits on what is recorded for one agent. An honest report has about ten readings.
+// Texts are shown to users.
 const (
 	maxEach    = 24  // readings, guards, leases and names of signals
 	maxText    = 160 // bytes of a text
@@ -48,7 +48,7 @@ const (
 	burst      = 120.0           // records that may be written in a burst
 	refill     = 1.0 / 30        // records per second
 	perRecord  = 512             // bytes of texts that cost as much as a record
-	clockSlack = 2 * time.Second // jitter of a report's delivery that is not the clock's
+	clockSlack = 2 * time.Second // differences in delivery time up to this are no change of the clock's offset
 )
 
 // Agents are the agents that report to one server. It is safe for concurrent
@@ -65,16 +65,16 @@ type agent struct {
 	boot     string
 	started  time.Time
 	sequence uint64
-	offset   time.Duration // from its clock to ours
+	offset   time.Duration // add to the agent's time to get ours
 
-	seen    evidence.Record    // the last one
-	taken   evidence.Record    // the last one that was recorded
-	high    map[string]float64 // maximum values of the unrecorded ones since
+	seen    evidence.Record    // the last check
+	taken   evidence.Record    // the last recorded check
+	high    map[string]float64 // maximum values in the checks since taken
 	quota   float64            // records that may be written
 	quotaAt time.Time
 }
 
-// New returns Agents that pass records to keep; nil keeps nothing.
+// New returns Agents that pass the records of checks to keep; keep may be nil.
 func New(keep func(evidence.Record)) *Agents {
 	return &Agents{keep: keep, byName: map[string]*agent{}}
 }
@@ -90,8 +90,8 @@ func (a *Agents) Seen(machine string) (evidence.Record, bool) {
 	return x.seen, true
 }
 
-// Take processes a report that has been validated. A report older than the
-// previous one is ignored. The caller must bound the number of machines.
+// Take processes a valid report. A report that is older than the previous one is
+// ignored. The caller must bound the number of machines.
 func (a *Agents) Take(machine string, r control.AgentReport, now time.Time) {
 	now = now.UTC().Round(0)
 	a.mu.Lock()
@@ -117,8 +117,8 @@ func (a *Agents) Take(machine string, r control.AgentReport, now time.Time) {
 	a.keep(rec)
 }
 
-// admits reports whether a check is to be recorded now. One that continues the
-// previous check costs nothing and can be recorded with the next.
+// admits reports whether a check is recorded now. If not, its maximum values go into
+// the next record. A check that continues the last recorded one costs no quota.
 func (x *agent) admits(rec *evidence.Record, cost float64, now time.Time) bool {
 	if x.taken.Object != "" && evidence.Continues(&x.taken, rec) {
 		if now.Sub(x.taken.At) < spacing {
@@ -137,7 +137,8 @@ func (x *agent) admits(rec *evidence.Record, cost float64, now time.Time) bool {
 	return true
 }
 
-// carry keeps the values of an unrecorded check for the next record.
+// carry keeps the maximum values of an unrecorded check for the next record. It
+// returns false, for admits.
 func (x *agent) carry(rec *evidence.Record) bool {
 	if rec.Levels == nil {
 		return false
@@ -149,7 +150,8 @@ func (x *agent) carry(rec *evidence.Record) bool {
 	return false
 }
 
-// when converts a time of the agent's clock to ours, limited to a century.
+// when converts a time of the agent's clock to ours. The result is at most a century
+// away from now.
 func (x *agent) when(t, now time.Time) time.Time {
 	const century = 100 * 365 * 24 * time.Hour
 	if t.IsZero() {
@@ -164,7 +166,7 @@ func (x *agent) when(t, now time.Time) time.Time {
 	return t
 }
 
-// past is when for a time that must not be in the future.
+// past is like when, but never later than now.
 func (x *agent) past(t, now time.Time) time.Time {
 	if t = x.when(t, now); t.After(now) {
 		return now
@@ -172,7 +174,7 @@ func (x *agent) past(t, now time.Time) time.Time {
 	return t
 }
 
-// record returns the evidence of a report and its cost in records.
+// record returns the evidence of a report, and its cost in units of records.
 func (x *agent) record(machine string, r *control.AgentReport, now time.Time) (evidence.Record, float64) {
 	b := &body{x: x, now: now}
 	e := idle.Evidence{Status: "running", Running: true, LastActivityAt: x.past(r.LastUse, now), LastActivityBy: b.text(r.LastUseBy), CreatedAt: x.past(r.StartedAt, now)}
@@ -189,7 +191,7 @@ func (x *agent) record(machine string, r *control.AgentReport, now time.Time) (e
 	if j := r.Judged; j != nil {
 		p = j.Policy
 		p.Name, p.Action, p.Signals = b.text(p.Name), b.text(p.Action), b.names(p.Signals)
-		// The server learns of changes only with the reports.
+		// The server sees changes only when a report arrives.
 		p.CheckInterval = max(p.CheckInterval, r.Interval)
 		e.LastResumedAt, e.WarningSentAt, e.SnoozedUntil = x.past(j.ResumedAt, now), x.past(j.WarnedAt, now), x.when(j.SnoozedUntil, now)
 		for _, l := range cut(j.Leases) {
@@ -216,7 +218,7 @@ func (x *agent) highOf(signal string) float64 {
 	return math.Inf(-1)
 }
 
-// paused returns the last time the agent paused its machine.
+// paused returns when and why the agent last paused its machine; nil for never.
 func (x *agent) paused(r *control.AgentReport, b *body) *evidence.Turn {
 	if a := r.Action; a != nil && a.Phase == "done" && !a.At.IsZero() {
 		return &evidence.Turn{At: x.past(a.At, b.now), By: "its agent", Reason: b.text(a.Reason)}
@@ -224,7 +226,7 @@ func (x *agent) paused(r *control.AgentReport, b *body) *evidence.Turn {
 	return x.seen.Paused
 }
 
-// body limits what is recorded of a report, and computes its cost.
+// body truncates the content of a report to what is recorded, and sums up its cost.
 type body struct {
 	x     *agent
 	now   time.Time
@@ -233,7 +235,8 @@ type body struct {
 
 func cut[T any](l []T) []T { return l[:min(len(l), maxEach)] }
 
-// text cuts a text at a character boundary, and makes it safe for a terminal.
+// text truncates s at a character boundary and removes what a terminal might
+// interpret.
 func (b *body) text(s string) string {
 	for n := range s {
 		if n > maxText {
@@ -255,7 +258,7 @@ func (b *body) text(s string) string {
 
 func (b *body) names(l []string) (out []string) {
 	if l != nil {
-		out = []string{} // none is not the same as all
+		out = []string{} // an empty list differs from nil, which means all
 	}
 	for _, s := range cut(l) {
 		out = append(out, b.text(s))

@@ -14,7 +14,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// disk is a journal that counts what it stores.
+// disk is a journal that counts the bytes that it stores.
 type disk struct {
 	t       testing.TB
 	rec     evidence.Recorder
@@ -43,7 +43,8 @@ func (d *disk) write(list []evidence.Record) {
 
 var begun = time.Date(2026, 1, 5, 0, 0, 0, 0, time.UTC)
 
-// report returns a report with seven signals, at a time of the agent's clock.
+// report returns a report with seven signals. at and used are times of the agent's
+// clock.
 func report(at time.Time, sequence uint64, cpu float64, used time.Time) control.AgentReport {
 	r := control.AgentReport{At: at, Sequence: sequence, StartedAt: begun, BootID: "b", Version: "v1", Interval: idle.Duration(time.Minute), LastUse: used,
 		Judged: &control.AgentJudged{Policy: idle.Policy{Name: "agent", Timeout: idle.Duration(time.Hour), WarnBefore: idle.Duration(5 * time.Minute), CheckInterval: idle.Duration(time.Minute), Detection: true, AutoPause: true, Action: "stop"}}}
@@ -96,9 +97,9 @@ func TestDayOfAnAgent(t *testing.T) {
 	}
 }
 
-// TestHostileAgent reports something else, with as much text as a report may
-// have, every second for an hour. What is written about it is bounded, and an
-// honest agent loses nothing.
+// TestHostileAgent has an agent report new content of maximum size every second for
+// an hour. It checks that little of it is written, and that an honest agent's records
+// are complete.
 func TestHostileAgent(t *testing.T) {
 	bad, good := newDisk(t), newDisk(t)
 	a := New(func(r evidence.Record) {
@@ -141,7 +142,8 @@ func TestHostileAgent(t *testing.T) {
 	t.Logf("%d reports, %d records, %d bytes", n, len(bad.records), bad.bytes)
 }
 
-// noise returns an incompressible text, a part of one that is generated once.
+// noise returns n bytes of incompressible text, a slice of a text that is generated
+// once.
 func noise(n int) string {
 	from := rand.IntN(len(texts) - n)
 	return texts[from : from+n]
@@ -180,8 +182,8 @@ func TestReportsOutOfOrder(t *testing.T) {
 	}
 }
 
-// TestUntold checks that an agent that does not report its policy is shown with
-// its readings and leases, and never as eligible.
+// TestUntold checks that an agent that does not report its policy is shown with its
+// readings and leases, but is never eligible for a pause.
 func TestUntold(t *testing.T) {
 	a := New(nil)
 	r := report(begun.Add(2*time.Hour), 1, 1, begun)
@@ -210,8 +212,8 @@ func BenchmarkTake(b *testing.B) {
 	b.ReportMetric(float64(written)/float64(b.N), "records/op")
 }
 
-// FuzzReport feeds valid reports with random content: the record of each can be
-// written, is small, and can be replayed.
+// FuzzReport takes valid reports with random content. It checks that the record of
+// each can be written, is small, and can be replayed.
 func FuzzReport(f *testing.F) {
 	for _, r := range []control.AgentReport{report(begun, 1, 7, begun), {At: begun, Interval: idle.Duration(time.Second)}} {
 		b, err := json.Marshal(r)

@@ -1,10 +1,10 @@
-// Package board computes the overview of a fleet: the roster's data about all
-// workers, combined with what is known live about each.
+// Package board computes the overview of a fleet. It combines the roster's data about
+// all workers with the live status of each.
 //
-// A worker without live data is shown as unknown, never as idle. Every worker
-// has exactly one standing. Every change that the store had accepted before the
-// request is in the answer. Live verdicts are at most Fresh old. The package
-// changes nothing, and leaves authorization to the caller.
+// A worker without a live status is shown as unknown, never as idle. Every worker has
+// exactly one standing. The answer contains every change that the store had accepted
+// before the request. Live verdicts are at most Fresh old. The package changes
+// nothing, and leaves authorization to the caller.
 package board
 
 import (
@@ -38,8 +38,8 @@ type Board struct {
 	view   *view
 }
 
-// view is the state at one moment. Workers that have not changed since are not
-// judged again.
+// view is the fleet's state at one moment. Rows of workers that have not changed are
+// reused in the next view.
 type view struct {
 	verdicts map[string]worker.IdleStatus
 	prices   savings.Prices
@@ -70,9 +70,10 @@ func (v *view) of(lines []*roster.Line) []*control.WorkerRow {
 	return out
 }
 
-// New returns a Board over a running roster. observed returns the idle status
-// of every observed worker, by ID; nil means that none is observed. prices
-// returns the price table; while it fails, every price is unknown.
+// New returns a Board over a running roster. observed returns the idle status of
+// every observed worker, by ID; nil means that none is observed. prices returns the
+// price table; if it fails, the last table is used, and prices are unknown if there
+// is none.
 func New(r *roster.Roster, observed func(context.Context) map[string]worker.IdleStatus, prices func(context.Context) (savings.Prices, error)) *Board {
 	return &Board{roster: r, observed: observed, prices: prices, asking: make(chan struct{}, 1)}
 }
@@ -142,11 +143,12 @@ func gather(out *control.Overview, all []*roster.Line, shown []*control.WorkerRo
 	}
 }
 
-// rank is the order of standings, from what runs to what does not.
+// rank is the sort order of standings, by need of attention first.
 var rank = map[control.Standing]int{control.StandingFailed: 0, control.StandingUnknown: 1, control.StandingBlocked: 2, control.StandingPausingSoon: 3, control.StandingIdle: 4,
 	control.StandingActive: 5, control.StandingChecking: 6, control.StandingStarting: 7, control.StandingPaused: 8}
 
-// compare returns how a key orders two rows, and whether each has a value for it.
+// compare compares two rows by a key, and returns whether each has a value for that
+// key.
 func compare(by string, x, y *control.WorkerRow) (c int, hasX, hasY bool) {
 	text := func(a, b string) (int, bool, bool) {
 		return cmp.Compare(strings.ToLower(a), strings.ToLower(b)), a != "", b != ""
@@ -191,8 +193,8 @@ func compare(by string, x, y *control.WorkerRow) (c int, hasX, hasY bool) {
 	return text(x.Name, y.Name)
 }
 
-// order sorts rows that are sorted by name. The sort is stable; rows without a
-// value are last.
+// order sorts rows by a key. The rows must be sorted by name, and rows with equal
+// values stay so. Rows without a value come last.
 func order(rows []*control.WorkerRow, by string, reverse bool) {
 	if (by == "" || by == "name") && !reverse {
 		return
@@ -221,8 +223,7 @@ func (b *Board) Seen(ctx context.Context, now time.Time) (map[string]worker.Idle
 	return v.verdicts, nil
 }
 
-// known returns the present view, at most Fresh old. One caller at a time reads
-// verdicts.
+// known returns a view at most Fresh old. Only one caller at a time reads verdicts.
 func (b *Board) known(ctx context.Context, now time.Time) (*view, error) {
 	select {
 	case b.asking <- struct{}{}:
@@ -236,7 +237,7 @@ func (b *Board) known(ctx context.Context, now time.Time) (*view, error) {
 			next.verdicts = b.observed(ctx)
 		}
 		if next.prices, _ = b.prices(ctx); next.prices == nil && b.view != nil {
-			next.prices = b.view.prices // the table that was read last
+			next.prices = b.view.prices // the last table that could be read
 		}
 		b.view = next
 	}

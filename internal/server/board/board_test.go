@@ -20,7 +20,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// shelf is a store of worker records with a board over it.
+// shelf is a board over a store of worker records.
 type shelf struct {
 	t        *testing.T
 	db       store.Store
@@ -91,7 +91,7 @@ func in(d time.Duration) *time.Time {
 	return &t
 }
 
-// TestStandings has one row for each standing and its cause.
+// TestStandings checks the standing and cause of one worker for each case.
 func TestStandings(t *testing.T) {
 	running := worker.Worker{ID: "w", Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning, Armed: true}
 	verdict := func(minutes float64, target *time.Time, codes ...idle.Code) *worker.IdleStatus {
@@ -106,7 +106,7 @@ func TestStandings(t *testing.T) {
 		f(&w)
 		return w
 	}
-	begun := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // when a bubble begins
+	begun := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // when every bubble begins
 	status := func(s power.Worker) worker.Worker {
 		return with(func(w *worker.Worker) { w.Status = s; w.DesiredStatus = s })
 	}
@@ -158,7 +158,8 @@ func TestStandings(t *testing.T) {
 	}
 }
 
-// TestWindows selects, sorts and pages, and sees every change at once.
+// TestWindows checks that the overview selects, sorts and pages, and that it contains
+// every change at once.
 func TestWindows(t *testing.T) {
 	on(t, func(s *shelf) {
 		for i := range 30 {

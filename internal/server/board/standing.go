@@ -14,15 +14,16 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// Limits of the standings: a worker used within Lately is active, one to be
-// paused within Soon is soon. Both are at most a third of the worker's timeout,
-// so that with a short timeout not every worker is about to be paused.
+// A worker used within Lately is active, and one to be paused within Soon is pausing
+// soon. Both limits are at most a third of the worker's timeout, so that with a short
+// timeout not every worker is about to be paused.
 const (
 	Lately = idle.Lately
 	Soon   = 15 * time.Minute
 )
 
-// Row judges one worker. st is nil if it is not observed.
+// Row returns the overview row of one worker. st is nil if the worker is not
+// observed.
 func Row(w *worker.Worker, st *worker.IdleStatus, now time.Time) control.WorkerRow {
 	r := control.WorkerRow{ID: w.ID, Name: w.Name, AWSRegion: w.AWSRegion, InstanceType: w.InstanceType, TemplateName: w.TemplateName, Owner: w.Owner,
 		Status: string(w.Status), DesiredStatus: string(w.DesiredStatus), LastActivityAt: w.LastActivityAt, LastPausedAt: w.LastPausedAt,
@@ -75,16 +76,16 @@ func Row(w *worker.Worker, st *worker.IdleStatus, now time.Time) control.WorkerR
 	return r
 }
 
-// CheckingFor is how long after an import or a start a worker without a result
-// is being checked, and not yet unknown.
+// CheckingFor is how long after an import or a start a worker without a result is
+// shown as being checked, before it is unknown.
 const CheckingFor = 2 * time.Minute
 
-// UnreadAfter is how long a region's EC2 API may be unreadable before the
-// overview reports it for its workers.
+// UnreadAfter is how long a region's EC2 API must be unreadable before the overview
+// shows that.
 const UnreadAfter = 2 * time.Minute
 
-// unread reports in r that EC2 cannot be read in the worker's region, so it is
-// unknown whether the worker has ended.
+// unread sets in r that EC2 cannot be read in the worker's region, so that it is
+// unknown whether the worker still exists.
 func unread(r *control.WorkerRow, u *worker.Unread, now time.Time) {
 	if u == nil || now.Sub(u.Since) < UnreadAfter {
 		return
@@ -95,7 +96,7 @@ func unread(r *control.WorkerRow, u *worker.Unread, now time.Time) {
 	}
 }
 
-// judge determines the standing of a running worker.
+// judge sets the standing of a running worker.
 func judge(r *control.WorkerRow, w *worker.Worker, st *worker.IdleStatus, now time.Time) {
 	if st == nil && now.Sub(w.LastStart()) < CheckingFor {
 		r.Standing, r.Sentence = control.StandingChecking, "Its first check is in progress."
@@ -134,7 +135,7 @@ func judge(r *control.WorkerRow, w *worker.Worker, st *worker.IdleStatus, now ti
 	default:
 		r.Standing, r.Sentence = control.StandingIdle, "Not used lately."
 	}
-	if lasting != nil && r.Block == "" && w.Intent == nil && lasting.Code != idle.Halted { // what all have in common is shown once
+	if lasting != nil && r.Block == "" && w.Intent == nil && lasting.Code != idle.Halted { // blocks shared by all workers are shown once, above the rows
 		r.Sentence, r.Block = lasting.Sentence, string(lasting.Code)
 	}
 	if lasting != nil && st.IsIdle {
@@ -142,7 +143,7 @@ func judge(r *control.WorkerRow, w *worker.Worker, st *worker.IdleStatus, now ti
 	}
 }
 
-// ends reports the worker's expiry instead of the pause if it comes first.
+// ends shows the worker's expiry in place of the pause if the expiry comes first.
 func ends(r *control.WorkerRow, x *why.Expiry, st *worker.IdleStatus, now time.Time) {
 	r.Expiry = x
 	if x == nil || st != nil && (len(st.Blocks) == 0 || !x.Before(st.TargetPauseAt)) {
@@ -156,7 +157,8 @@ func ends(r *control.WorkerRow, x *why.Expiry, st *worker.IdleStatus, now time.T
 	r.Standing, r.Sentence, r.Block, r.Attention = control.StandingPausingSoon, x.Sentence(now), "", true
 }
 
-// expiry returns the worker's expiry, from its record if it is not observed.
+// expiry returns the worker's expiry, computed from its record if it is not observed;
+// nil for none.
 func expiry(w *worker.Worker, st *worker.IdleStatus, now time.Time) *why.Expiry {
 	if st == nil {
 		return w.Ends(now, &policy.Resolved{}, halt.Halt{})
@@ -164,13 +166,14 @@ func expiry(w *worker.Worker, st *worker.IdleStatus, now time.Time) *why.Expiry 
 	return st.Expiry
 }
 
-// lasting returns the first block that does not end when the timeout is over.
+// lasting returns the first block that remains when the idle timeout has passed; nil
+// if there is none.
 func lasting(blocks []idle.Block) *idle.Block {
 	for i := range blocks {
 		switch blocks[i].Code {
 		case idle.RecentActivity, idle.SignalActive, idle.SignalIncomplete, idle.NotIdleYet, idle.WarningPending:
 		case idle.Budget:
-			if !(idle.Verdict{Blocks: blocks}).Used() { // it says nothing about use
+			if !(idle.Verdict{Blocks: blocks}).Used() { // a worker in use is not shown as held by a budget
 				return &blocks[i]
 			}
 		default:
@@ -191,8 +194,8 @@ func find(blocks []idle.Block, codes ...idle.Code) *idle.Block {
 	return nil
 }
 
-// actionable reports whether a block of an idle worker was not requested by a
-// user and can be ended by one.
+// actionable reports whether a block of an idle worker needs attention: no user
+// requested it, and it does not end by itself.
 func actionable(c idle.Code) bool {
 	switch c {
 	case idle.InSnoozePeriod, idle.LeaseHeld, idle.AutoPauseDisabled, idle.DetectionDisabled, idle.Schedule, idle.MinWorkers,
@@ -202,7 +205,7 @@ func actionable(c idle.Code) bool {
 	return true
 }
 
-// urgency orders first the workers that need a user.
+// urgency returns how urgently a worker needs a user; higher comes first.
 func urgency(r control.WorkerRow) int {
 	switch {
 	case r.Standing == control.StandingFailed:

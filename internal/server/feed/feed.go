@@ -1,11 +1,11 @@
-// Package feed is the event stream of a fleet: every audit entry, with the
-// store's revision as its ID.
+// Package feed is the event stream of a fleet: every audit entry, with the store's
+// revision as its ID.
 //
-// A reader that resumes after the last ID it got misses nothing and gets
-// nothing twice, on any server of the fleet, or gets a Reset that says that
-// missed entries are gone. Entries of one change share its revision. Only the
-// last of them carries the ID, so a reader that was cut off between them gets
-// the complete change again. HTTP is left to the caller.
+// A reader resumes after the last ID it got, on any server of the fleet. It then
+// misses nothing and gets nothing twice, or it gets a Reset that says that the missed
+// entries are gone. Entries of one change share its revision. Only the last of them
+// carries the ID, so a reader that was cut off between them gets the complete change
+// again. HTTP is left to the caller.
 package feed
 
 import (
@@ -19,14 +19,14 @@ import (
 	"lull/internal/store"
 )
 
-// Message is one step of the stream: an entry, a reset, or only progress.
+// Message is one message of the stream: an entry, a reset, or only a new position.
 type Message struct {
-	// ID is where a reader resumes after this message. 0 means that it must not
-	// resume from here.
+	// ID is the position after this message, from which a reader can resume. 0 means
+	// that a reader must not resume here.
 	ID    int64
 	Entry *audit.Entry // shared by all readers; read-only
 	Data  []byte       // Entry in JSON
-	// Reset is why entries before ID may have been missed.
+	// Reset, if not empty, says why entries before ID may have been missed.
 	Reset string
 }
 
@@ -38,11 +38,11 @@ type Start struct {
 	Known bool
 }
 
-// idle is the time without data after which the stream reports its position.
+// idle is how long the stream is silent before it reports its position.
 const idle = 15 * time.Second
 
-// Follow calls send with everything after start until ctx ends or send fails;
-// it returns that error. It waits for a store that cannot be reached.
+// Follow calls send with every message after start until ctx ends or send fails, and
+// returns that error. While the store is unreachable, it waits.
 func (h *Hub) Follow(ctx context.Context, start Start, send func(Message) error) error {
 	f := follower{hub: h, store: h.store, send: send}
 	if err := f.begin(ctx, start); err != nil {
@@ -68,11 +68,12 @@ type follower struct {
 	hub   *Hub
 	store store.Store
 	send  func(Message) error
-	at    int64 // everything up to it has been sent
+	at    int64 // everything up to this revision has been sent
 }
 
-// next sends from the reader's own watch until the hub holds what follows, and
-// then from the hub for as long as it does. It returns why that ended.
+// next reads from a watch of its own until the hub's buffer covers the follower's
+// position, then from the hub for as long as it does. It returns the error that ended
+// this.
 func (f *follower) next(ctx context.Context) error {
 	for {
 		err := f.watch(ctx)
@@ -85,7 +86,7 @@ func (f *follower) next(ctx context.Context) error {
 	}
 }
 
-// begin determines where the stream starts, and reports it.
+// begin determines the position at which the stream starts, and sends it.
 func (f *follower) begin(ctx context.Context, start Start) error {
 	now, err := revision(ctx, f.store)
 	if err != nil {
@@ -114,8 +115,8 @@ func (f *follower) reset(ctx context.Context, why string) error {
 	return f.send(Message{ID: now, Reset: why})
 }
 
-// watch sends until the hub holds what follows or the watch ends, and returns
-// which.
+// watch sends changes from a watch of the store. It returns errShared when the hub's
+// buffer covers the position, and otherwise the error of the watch.
 func (f *follower) watch(parent context.Context) error {
 	if f.hub.holds(f.at) {
 		return errShared
@@ -163,8 +164,8 @@ func (f *follower) batch(revision int64, messages []Message) error {
 	return nil
 }
 
-// messagesOf returns the entries of one change. An unreadable entry is included
-// as such, not omitted.
+// messagesOf returns the entries of one change. An unreadable entry is included as
+// unreadable.
 func messagesOf(b store.Batch) []Message {
 	var out []Message
 	for _, e := range b.Events {

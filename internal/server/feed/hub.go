@@ -19,10 +19,10 @@ const (
 	heldBytes   = 4 << 20
 )
 
-// Hub follows the store once for all readers of a server, and reads and encodes
-// each entry once. A reader that starts further back, or that does not keep up,
-// follows the store itself until it has reached what the Hub holds. Create it
-// with NewHub. Without Run every reader follows the store itself.
+// Hub follows the store once for all readers of a server, and decodes and encodes
+// each entry once. A reader that starts before the Hub's buffer, or falls behind it,
+// follows the store itself until it has caught up. Create a Hub with NewHub. Without
+// Run, every reader follows the store itself.
 type Hub struct {
 	store  store.Store
 	most   int // number of batches held
@@ -30,11 +30,11 @@ type Hub struct {
 
 	mu      sync.Mutex
 	begun   bool
-	batches []*batch // oldest first: every change after from
+	batches []*batch // oldest first: every change after revision from
 	bytes   int
 	from    int64
 	at      int64
-	more    chan struct{} // closed when there is more
+	more    chan struct{} // closed when the next batch arrives
 }
 
 // batch is one change of the store.
@@ -52,7 +52,7 @@ func NewHub(s store.Store) *Hub {
 // String names the hub as a task.
 func (h *Hub) String() string { return "the event stream" }
 
-// Ready is closed when the Hub follows the store.
+// Ready is closed once the Hub follows the store.
 func (h *Hub) Ready() <-chan struct{} { return h.begins }
 
 // Run follows the store until ctx ends. It returns ctx's error.
@@ -69,8 +69,8 @@ func (h *Hub) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// follow receives changes from the Hub's position, or from now on, until the
-// watch ends.
+// follow receives changes from the Hub's position, or from now on if it has none,
+// until the watch ends.
 func (h *Hub) follow(ctx context.Context) error {
 	h.mu.Lock()
 	begun, at := h.begun, h.at
@@ -103,7 +103,8 @@ func (h *Hub) begin(now int64) {
 	}
 }
 
-// forget drops everything after a gap. Readers notice when they are woken.
+// forget drops the buffer after a gap, and wakes the readers, which then follow the
+// store themselves.
 func (h *Hub) forget() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -137,8 +138,8 @@ func (h *Hub) take(b store.Batch) {
 	h.more = make(chan struct{})
 }
 
-// after returns the changes after a revision. If there are none, more is closed
-// when there are. ok reports whether the Hub holds all that follow.
+// after returns the changes after revision at. If there are none yet, more is closed
+// when the next one arrives. ok is false if the buffer no longer covers at.
 func (h *Hub) after(at int64) (list []*batch, more <-chan struct{}, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -149,20 +150,20 @@ func (h *Hub) after(at int64) (list []*batch, more <-chan struct{}, ok bool) {
 	return slices.Clone(h.batches[i:]), h.more, true
 }
 
-// holds reports whether a reader at a revision can continue with the Hub.
+// holds reports whether the buffer covers a reader at revision at.
 func (h *Hub) holds(at int64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.begun && at >= h.from
 }
 
-// errShared and errBehind switch between a reader's own watch and the Hub.
+// errShared makes a reader switch from its own watch to the Hub, and errBehind back.
 var (
 	errShared = errors.New("the hub holds what follows")
 	errBehind = errors.New("the hub does not hold what follows")
 )
 
-// shared sends the Hub's buffer, and then the changes that the Hub receives.
+// shared sends changes from the Hub, until the reader falls behind.
 func (f *follower) shared(ctx context.Context) error {
 	quiet := time.NewTimer(idle)
 	defer quiet.Stop()

@@ -15,7 +15,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// write commits n changes of two entries each and returns the revision before.
+// write commits n changes of two entries each. It returns the store's revision before
+// them.
 func write(c store.Store, n int) (before int64, err error) {
 	for i := range n {
 		var ops []store.Op
@@ -37,7 +38,7 @@ func write(c store.Store, n int) (before int64, err error) {
 	return before, nil
 }
 
-// reader counts the changes that it gets, and rejects duplicates and disorder.
+// reader counts the changes that it gets, and fails on a duplicate or a wrong order.
 type reader struct {
 	got, resets atomic.Int64
 	last        int64
@@ -62,9 +63,9 @@ func (r *reader) take(m Message) error {
 	return nil
 }
 
-// TestHub checks that readers that begin now, that begin further back than the
-// hub's buffer, and that lag behind all get everything once and in order. All
-// that keep up share one watch of the store.
+// TestHub checks that readers that start now, that start before the hub's buffer, and
+// that fall behind all get every change once and in order. Readers that keep up must
+// share one watch of the store.
 func TestHub(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()
@@ -126,8 +127,8 @@ func TestHub(t *testing.T) {
 	})
 }
 
-// TestHubBeginsAgain checks that a hub that has lost its position restarts from
-// now. Readers lose nothing: in the meantime they follow the store themselves.
+// TestHubBeginsAgain checks that a hub that has lost its position restarts from now,
+// and that readers miss nothing because they follow the store themselves meanwhile.
 func TestHubBeginsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()

@@ -1,12 +1,12 @@
-// Package history tells how the workers of a fleet were powered in the past,
-// from its audit log, and joins that with the recorded checks.
+// Package history reads the past power states of a fleet's workers from the audit
+// log, and joins them with the recorded checks.
 //
-// A power change is attributed to the actor that asked for it, not to the controller
-// that carried it out, even if the question begins after the request. What the
-// log no longer contains is unknown, never made up: a status is then that of
-// the oldest change after it. Errors are those of the log and of the evidence,
-// and *failure.Invalid for a period that cannot be asked about. The package
-// changes nothing. Its functions are safe for concurrent use if the log is.
+// A power change is attributed to the actor who requested it, not to the controller
+// that carried it out, even if the period begins after the request. What the log no
+// longer contains is unknown, never guessed: the status before the first kept change
+// is the status that this change started from. Errors are those of the log and of the
+// evidence, and *failure.Invalid for an impossible period. The package changes
+// nothing. Its functions are safe for concurrent use if the log is.
 package history
 
 import (
@@ -28,15 +28,15 @@ type Entries interface {
 	NewestAudit(ctx context.Context, q audit.Query) (audit.Page, error)
 }
 
-// Log reads entries about power. *fleet.Fleet implements it.
+// Log reads the audit log's entries about power. *fleet.Fleet implements it.
 type Log interface {
 	Audit(ctx context.Context, q audit.Query) (audit.Page, error)
 	PowerAudit(ctx context.Context, from time.Time, yield func(*audit.Entry) error) error
 	PowerBefore(ctx context.Context, id string, at time.Time, yield func(*audit.Entry) error) error
 }
 
-// Powers returns the statuses of a worker from one time to another, from its
-// changes since from, which reach to the present, and its present status.
+// Powers returns the statuses of a worker from one time to another. changes are its
+// changes since from, up to now, and present is its current status.
 func Powers(changes []control.TimelineChange, present string, from, to time.Time) []control.TimelinePower {
 	out := []control.TimelinePower{}
 	add := func(status string, end time.Time) {
@@ -60,14 +60,14 @@ func Powers(changes []control.TimelineChange, present string, from, to time.Time
 	return out
 }
 
-// Runs reports whether a worker of a status runs programs.
+// Runs reports whether a worker of that status can run programs.
 func Runs(status string) bool {
 	return status == string(power.WorkerRunning) || status == string(power.WorkerDraining)
 }
 
-// Stops returns the times until to during which a worker did not run, from its
-// changes, which reach to the present, and its present status. A zero From
-// means always before. Who stopped it is not filled in.
+// Stops returns the periods before to in which a worker did not run. changes are its
+// changes up to now, and present is its current status. A zero From means since
+// before the first change. Who stopped it is not filled in.
 func Stops(changes []control.TimelineChange, present string, to time.Time) []evidence.Off {
 	var out []evidence.Off
 	first := present
@@ -97,8 +97,9 @@ func gone(status string) bool {
 	return status == string(power.WorkerTerminating) || status == string(power.WorkerTerminated)
 }
 
-// Ended returns when a worker terminated and ceased to cost or save anything;
-// zero if it exists. If the termination is no longer recorded, it returns from.
+// Ended returns when a worker terminated, after which it neither costs nor saves
+// anything; zero if it still exists. If the termination is no longer recorded, it
+// returns from.
 func Ended(changes []control.TimelineChange, present string, from time.Time) time.Time {
 	if n := len(changes); n > 0 {
 		present = changes[n-1].To
@@ -123,18 +124,19 @@ func Later(a, b time.Time) time.Time {
 	return b
 }
 
-// story collects power changes, by worker, from audit log entries in order.
+// story collects power changes by worker. Entries must be added in the order of the
+// log.
 type story struct {
 	changes map[string][]control.TimelineChange
-	pauses  map[string]evidence.Change // who decided the pause in progress, and why
+	pauses  map[string]evidence.Change // decision of the pause in progress, by worker
 }
 
 func newStory() *story {
 	return &story{changes: map[string][]control.TimelineChange{}, pauses: map[string]evidence.Change{}}
 }
 
-// add processes an entry. The controller carries out others' requests, so a
-// change is attributed to the requester.
+// add processes an entry. The controller carries out requests of others, so a change
+// is attributed to the requester.
 func (s *story) add(e *audit.Entry) {
 	if e.Reason != "" && e.Pauses() {
 		s.pauses[e.WorkerID] = evidence.Change{By: e.By.Name, Reason: e.Reason, Policy: e.Policy}
@@ -157,9 +159,9 @@ func (s *story) add(e *audit.Entry) {
 		Change: evidence.Change{From: string(e.From), To: string(e.To), By: by, Reason: reason, Policy: held}})
 }
 
-// Changes returns the power changes in the audit log since q.From, by worker,
-// preceded by those that show the state at q.From: since it last began to run.
-// For the complete fleet only entries about power are read.
+// Changes returns the power changes in the audit log since q.From, by worker. Before
+// them come the earlier changes that determine the state at q.From: those since the
+// worker last began to run. If q names no worker, only entries about power are read.
 func Changes(ctx context.Context, log Log, q audit.Query) (map[string][]control.TimelineChange, error) {
 	out := newStory()
 	add := func(e *audit.Entry) error { out.add(e); return nil }
@@ -193,15 +195,15 @@ func Changes(ctx context.Context, log Log, q audit.Query) (map[string][]control.
 	}
 }
 
-// beginnings tracks workers whose first power change has not been read yet.
+// beginnings tracks for which workers a first power change has been read.
 type beginnings struct {
 	known   map[string]bool          // workers whose first change has been read
-	decided map[string][]audit.Entry // the pauses before their first change
+	decided map[string][]audit.Entry // decisions to pause before the first change
 }
 
-// begin processes an entry of a worker that is not known yet. It calls before,
-// to read further back, only if the first change does not show that the worker
-// ran and why it stopped running.
+// begin processes an entry of a worker whose first change has not been read. It calls
+// before to read further back, unless the first change shows that the worker was
+// running, and why it then stopped.
 func (b *beginnings) begin(e *audit.Entry, to *story, before func() error) error {
 	id := e.WorkerID
 	if e.To == "" {
@@ -222,20 +224,20 @@ func (b *beginnings) begin(e *audit.Entry, to *story, before func() error) error
 	return nil
 }
 
-// Power is a worker's power at a past moment: its status, empty before it
-// existed, and how it last stopped and started.
+// Power is a worker's power state at a past moment, and how it last stopped and
+// started before.
 type Power struct {
 	State           string
 	Paused, Resumed *evidence.Turn
 	Decided         *audit.Entry // the decision of the last stop
-	Created         *audit.Entry // the entry that created it, if that was later
+	Created         *audit.Entry // the entry that created the worker, if it did not exist yet
 }
 
-// maxEntries is the maximum number of a worker's entries that are read for its
-// power at a past moment.
+// maxEntries is the maximum number of audit entries that At reads.
 const maxEntries = 5000
 
-// At reads back from a moment until it knows the worker's power then.
+// At returns a worker's power state at a past moment. It reads the audit log
+// backwards until the state is known, at most maxEntries.
 func At(ctx context.Context, log Entries, w *worker.Worker, at time.Time) (Power, error) {
 	id := w.ID
 	var out Power
@@ -273,8 +275,8 @@ func At(ctx context.Context, log Entries, w *worker.Worker, at time.Time) (Power
 	if out.State != "" {
 		return out, nil
 	}
-	// There was no change before: it was what the first later change started
-	// from.
+	// Without an earlier change, the state is the one from which the first later
+	// change started.
 	q = audit.Query{WorkerID: id, From: at, Limit: 1000}
 	for read := 0; read < maxEntries; {
 		page, err := log.Audit(ctx, q)
@@ -294,12 +296,12 @@ func At(ctx context.Context, log Entries, w *worker.Worker, at time.Time) (Power
 			break
 		}
 	}
-	out.State = string(w.Status) // no known change since
+	out.State = string(w.Status) // no change since is known
 	return out, nil
 }
 
-// knowsPower reports whether entries, newest first, go back to when their
-// worker last came up and, with why, to when it last went down.
+// knowsPower reports whether entries, newest first, reach back to the worker's last
+// start. With why, they must also reach back to its last stop.
 func knowsPower(back []audit.Entry) bool {
 	up, down, why := false, false, false
 	for i := range back {

@@ -17,11 +17,11 @@ import (
 
 // Evidence reads the recorded checks of all servers.
 type Evidence interface {
-	// Read yields records in order of time, and returns which are missing.
+	// Read yields records in order of time, and returns what is missing.
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
-// Recorded reads evidence. If from is nil, all of it is missing.
+// Recorded reads from's evidence. If from is nil, it returns all of it as missing.
 func Recorded(ctx context.Context, from Evidence, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
 	if from == nil {
 		return []evidence.Missing{{From: q.From, To: q.To, Why: "this server stores no evidence"}}, nil
@@ -47,8 +47,9 @@ type Reader struct {
 	Evidence  Evidence // nil: none is kept
 }
 
-// Period returns a period of at most the given length that ended by now, in
-// UTC. A zero to is now, a zero from is usual before to.
+// Period completes and validates a period in the past, and returns it in UTC. A zero
+// or future to means now; a zero from means usual before to. The error is
+// *failure.Invalid if from is not before to, or by more than most.
 func Period(from, to, now time.Time, usual, most time.Duration) (time.Time, time.Time, error) {
 	if to.IsZero() || to.After(now) {
 		to = now
@@ -65,17 +66,17 @@ func Period(from, to, now time.Time, usual, most time.Duration) (time.Time, time
 	return from.UTC(), to.UTC(), nil
 }
 
-// Skew is how far a caller's clock may be ahead of ours: a moment within it
-// counts as now.
+// Skew is how far a caller's clock may be ahead: a moment up to Skew after now counts
+// as now.
 const Skew = 5 * time.Second
 
-// Past is the recorded past of a worker over a period, or of a machine with an
+// Past is the recorded past of a worker over a period, or that of a machine with an
 // agent, which need not be a worker.
 type Past struct {
 	Worker   worker.Worker // only its region is set if the machine is no worker
 	Machine  string        // of an agent; empty for a worker's own past
 	Template *launch.Template
-	Policy   string // by which uses are grouped; empty unless the caller sets it
+	Policy   string // policy under which its use is grouped; set by the caller
 	Volumes  []savings.Volume
 	Off      []evidence.Off // when it did not run, in order
 	Ended    time.Time      // time of termination; zero if it is not terminated
@@ -83,8 +84,7 @@ type Past struct {
 	follow evidence.Follow
 }
 
-// Until returns the end of the question's range, or the worker's termination if
-// that is earlier.
+// Until returns to, or the time of termination if that is earlier.
 func (p *Past) Until(to time.Time) time.Time {
 	if !p.Ended.IsZero() && p.Ended.Before(to) {
 		return p.Ended
@@ -92,8 +92,8 @@ func (p *Past) Until(to time.Time) time.Time {
 	return to
 }
 
-// Workers returns the past of the workers that q selects, terminated ones
-// included, by ID, over a period.
+// Workers returns, by ID, the past over a period of the workers that q selects,
+// including terminated ones.
 func (r *Reader) Workers(ctx context.Context, q worker.Filter, from, to time.Time) (map[string]*Past, error) {
 	changes, err := Changes(ctx, r.Log, audit.Query{From: from})
 	if err != nil {
@@ -125,8 +125,8 @@ func (r *Reader) Workers(ctx context.Context, q worker.Filter, from, to time.Tim
 	return out, nil
 }
 
-// past returns the past of one worker from its changes since from. Without
-// changes, it was then as it is now.
+// past returns the past of one worker from its changes since from. Without changes,
+// its state then is its current one.
 func (r *Reader) past(ctx context.Context, w *worker.Worker, tmpl *launch.Template, changes []control.TimelineChange, from, to time.Time) (*Past, error) {
 	if changes == nil && !Runs(string(w.Status)) && w.Status != power.WorkerTerminated {
 		before := newStory()
@@ -140,8 +140,8 @@ func (r *Reader) past(ctx context.Context, w *worker.Worker, tmpl *launch.Templa
 	return p, nil
 }
 
-// Volumes returns the volumes that a worker pays for: as read from EC2,
-// otherwise those of its template, which are gp3.
+// Volumes returns the volumes that a worker pays for: those that EC2 reported or, if
+// unknown, the gp3 volumes of its template.
 func Volumes(w *worker.Worker, tmpl *launch.Template) []savings.Volume {
 	var out []savings.Volume
 	for _, v := range w.Volumes {
@@ -153,7 +153,7 @@ func Volumes(w *worker.Worker, tmpl *launch.Template) []savings.Volume {
 	return out
 }
 
-// offs returns the times within [from, to] at which a worker did not run.
+// offs returns the periods within [from, to] in which a worker did not run.
 func offs(w *worker.Worker, changes []control.TimelineChange, from, to time.Time) []evidence.Off {
 	var out []evidence.Off
 	why := func(at time.Time) (automatic bool, held string) {
@@ -162,14 +162,14 @@ func offs(w *worker.Worker, changes []control.TimelineChange, from, to time.Time
 				return power.Reason(c.Reason).Automatic(), c.Policy
 			}
 		}
-		return w.PauseReason.Automatic(), w.PausePolicy // of the last one
+		return w.PauseReason.Automatic(), w.PausePolicy // the current pause, as in the record
 	}
 	for _, off := range Stops(changes, string(w.Status), to) {
 		switch {
 		case !off.From.IsZero():
 			off.Automatic, off.Policy = why(off.From)
 		case len(changes) == 0 && w.LastPausedAt != nil && w.Status == power.WorkerStopped:
-			off.Automatic, off.Policy = w.PauseReason.Automatic(), w.PausePolicy // since before all that is kept
+			off.Automatic, off.Policy = w.PauseReason.Automatic(), w.PausePolicy // stopped since before the oldest known change
 		}
 		if off.From.Before(from) {
 			off.From = from
@@ -184,15 +184,15 @@ func offs(w *worker.Worker, changes []control.TimelineChange, from, to time.Time
 	return out
 }
 
-// Replay joins the recorded checks of a period into stretches and yields each
-// with the past that it belongs to, cut off at the end of the period or of the
-// worker. of returns the past of a record, or nil to skip it, and may add one to
-// all. progress gets the share of the period that was read, from 0 to 1; its
-// error ends the replay, as does the end of ctx. Replay returns which records
-// are missing. The pasts cannot be replayed again.
+// Replay joins the recorded checks of a period into stretches. It yields each stretch
+// together with the past that it belongs to, cut off at the end of the period or of
+// the worker. of returns the past for a record, or nil to skip the record; it may add
+// a past to all. progress gets the share of the period that was read, from 0 to 1; an
+// error of it ends the replay, as does the end of ctx. Replay returns which records
+// are missing. Each past can be replayed only once.
 func (r *Reader) Replay(ctx context.Context, all map[string]*Past, of func(*evidence.Record) *Past, from, to time.Time, yield func(*Past, evidence.Stretch), progress func(share float64) error) ([]evidence.Missing, error) {
-	// The first check after to covers the time until then. What it covers
-	// beyond is cut off.
+	// The first check after to covers the time until then; the part beyond to is cut
+	// off.
 	give := func(p *Past) func(evidence.Stretch) {
 		return func(x evidence.Stretch) {
 			if end := p.Until(to); x.To.After(end) {
@@ -224,8 +224,8 @@ func (r *Reader) Replay(ctx context.Context, all map[string]*Past, of func(*evid
 	return missing, err
 }
 
-// Use returns the part of a use that does not depend on the period. The cost of
-// a machine that is no worker is unknown.
+// Use returns the fields of a savings.Use that do not depend on the period. The cost
+// of a machine that is no worker is unknown.
 func (p *Past) Use() savings.Use {
 	if p.Worker.ID == "" {
 		return savings.Use{Worker: p.Machine, Name: p.Machine, Region: p.Worker.AWSRegion}

@@ -14,7 +14,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// reads is a store that counts the records read from it.
+// reads is a store that counts the records that are read from it.
 type reads struct {
 	store.Store
 	records int
@@ -34,9 +34,8 @@ func (r *reads) Commit(ctx context.Context, t store.Txn) (store.Result, error) {
 	return res, err
 }
 
-// TestAt queries a worker's power at past moments of a life with much
-// activity, and counts the records read for it, and those read for the savings
-// of the complete fleet.
+// TestAt checks a worker's power at past moments of a long life, and limits how many
+// records are read for each, and for the savings of the whole fleet.
 func TestAt(t *testing.T) {
 	c := mem.New(mem.Options{}).Client()
 	defer c.Close()
@@ -79,7 +78,7 @@ func TestAt(t *testing.T) {
 	errtest.Get(c.Commit(t.Context(), store.Txn{Then: ops}))(t)
 	w := &worker.Worker{ID: "w", Status: power.WorkerRunning}
 	for _, q := range []struct {
-		minute, paused, resumed int // 0 for never
+		minute, paused, resumed int // minute of the last pause and resume; 0 for none
 		state                   power.Worker
 		reason                  string
 		most                    int

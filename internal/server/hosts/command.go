@@ -10,13 +10,13 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// command is a command for a host to fetch.
+// command is a command that waits for its host to fetch it.
 type command struct {
 	control.HostCommand
-	fetched chan struct{} // closed when the host has it
+	fetched chan struct{} // closed when the host has fetched it
 }
 
-// Polls reports whether a host waits for questions and commands here.
+// Polls reports whether a host polls this server for questions and commands.
 func (h *Hosts) Polls(name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -24,9 +24,9 @@ func (h *Hosts) Polls(name string) bool {
 	return x != nil && x.turns > 0
 }
 
-// Command gives a host a command and returns its reply. A host that does not
-// fetch the command in time never gets it. Once it was fetched, an outcome that
-// does not arrive is unknown.
+// Command gives a command to a host and returns the reply. If the host does not fetch
+// the command in time, it never gets it. If the host has fetched it and no reply
+// arrives, the outcome is unknown.
 func (h *Hosts) Command(ctx context.Context, name string, c control.HostCommand) control.HostReply {
 	fail := func(status int, code, format string, a ...any) control.HostReply {
 		return control.HostReply{ID: c.ID, Status: status, Code: code, Detail: fmt.Sprintf(format, a...)}
@@ -47,7 +47,7 @@ func (h *Hosts) Command(ctx context.Context, name string, c control.HostCommand)
 		return fail(http.StatusServiceUnavailable, control.HostNotCarriedOut, "host %s has other requests to answer; the command was not carried out", name)
 	}
 	if id := x.byRef(c.Instance); id != "" {
-		c.Instance = id // the instance that the user saw, even if its name is taken over
+		c.Instance = id // the instance that the user saw, even if another takes over its name
 	}
 	to, given := make(chan control.HostReply, 1), command{c, make(chan struct{})}
 	x.asked[c.ID] = to
@@ -95,8 +95,8 @@ func (h *Hosts) withdraw(x *host, c command) bool {
 	return true
 }
 
-// byRef returns the ID of an instance as reported; empty if unknown. The caller
-// holds the lock.
+// byRef returns the ID of the reported instance with this ID or name; empty if there
+// is none. h.mu must be held.
 func (x *host) byRef(ref string) string {
 	if _, known := x.known[ref]; known {
 		return ref

@@ -9,7 +9,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// inBubble runs f with a host, desk, that accepts commands and has an
+// inBubble runs f in a bubble with a host, desk, that accepts commands and has one
 // instance, a.
 func inBubble(t *testing.T, f func(t *testing.T, h *Hosts)) {
 	synctest.Test(t, func(t *testing.T) {
@@ -21,7 +21,7 @@ func inBubble(t *testing.T, f func(t *testing.T, h *Hosts)) {
 	})
 }
 
-// gives gives a command until ctx ends; its reply arrives in the channel.
+// gives gives a command to desk until ctx ends. The channel receives the reply.
 func (h *Hosts) gives(ctx context.Context, c control.HostCommand) <-chan control.HostReply {
 	out := make(chan control.HostReply, 1)
 	go func() { out <- h.Command(ctx, "desk", c) }()
@@ -29,7 +29,7 @@ func (h *Hosts) gives(ctx context.Context, c control.HostCommand) <-chan control
 	return out
 }
 
-// polls waits for a command as a host does.
+// polls polls for a command as desk does, and delivers answers.
 func (h *Hosts) polls(ctx context.Context, answers ...control.HostReply) <-chan control.HostQuestions {
 	out := make(chan control.HostQuestions, 1)
 	go func() { out <- h.Turn(ctx, "desk", answers, 25*time.Second) }()
@@ -39,8 +39,8 @@ func (h *Hosts) polls(ctx context.Context, answers ...control.HostReply) <-chan 
 
 var pauseA = control.HostCommand{ID: "c1", Verb: control.HostPause, Instance: "a"}
 
-// TestCommandIsHandedOverOnce checks that one poll gets a command, by the ID
-// of the instance, and that the reply reaches the caller.
+// TestCommandIsHandedOverOnce checks that exactly one poll gets a command, that it
+// names the instance by ID, and that the reply reaches the caller.
 func TestCommandIsHandedOverOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Hosts) {
 		reply := h.gives(t.Context(), pauseA)
@@ -64,8 +64,8 @@ func TestCommandIsHandedOverOnce(t *testing.T) {
 	})
 }
 
-// TestCommandIsWithdrawn checks that what the host did not fetch, in time or
-// while the caller waits, is not carried out later.
+// TestCommandIsWithdrawn checks that a command that the host did not fetch in time,
+// or before its caller gave up, is never handed over.
 func TestCommandIsWithdrawn(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Hosts) {
 		began := time.Now()
@@ -84,8 +84,8 @@ func TestCommandIsWithdrawn(t *testing.T) {
 	})
 }
 
-// TestCommandWithoutAnswer checks that the outcome of a fetched command is
-// unknown without an answer, and that a late answer changes nothing.
+// TestCommandWithoutAnswer checks that the outcome of a fetched command is unknown if
+// no reply arrives in time, and that a late reply changes nothing.
 func TestCommandWithoutAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Hosts) {
 		began := time.Now()
@@ -104,8 +104,8 @@ func TestCommandWithoutAnswer(t *testing.T) {
 	})
 }
 
-// TestDeadPollGetsNoCommand checks that neither a poll whose connection has
-// ended nor one that a newer poll of the host replaced gets a command.
+// TestDeadPollGetsNoCommand checks that a poll gets no command if its connection has
+// ended or a newer poll of the host has replaced it.
 func TestDeadPollGetsNoCommand(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Hosts) {
 		ctx, gone := context.WithCancel(t.Context())
@@ -125,12 +125,11 @@ func TestDeadPollGetsNoCommand(t *testing.T) {
 		if q := <-newest; len(q.Commands) != 1 {
 			t.Errorf("the newest poll got %+v", q)
 		}
-		time.Sleep(time.Minute) // until the caller gives up
+		time.Sleep(time.Minute) // until the caller has given up
 	})
 }
 
-// TestCommandIsRefused checks the commands that are refused before they reach
-// the host.
+// TestCommandIsRefused checks which commands are refused without reaching the host.
 func TestCommandIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *Hosts) {
 		if a := h.Command(t.Context(), "none", pauseA); a.Code != control.HostNotCarriedOut {

@@ -1,13 +1,12 @@
-// Package hosts is a server's knowledge of the hosts that report to it: their
-// instances as last reported, and pending questions to them.
+// Package hosts keeps what a server knows about the hosts that report to it: their
+// instances as last reported, and the questions and commands that wait for them.
 //
-// It exists in memory only and is bounded in hosts, in instances per host and
-// in total, and in questions. A report is accepted completely or not at all. A
-// host that missed three reports is stale: its instances are unknown, whatever
-// they were. A question is either answered by the host or reported as
-// unanswered.
+// It is in memory only. Hosts, instances and questions are limited in number. A
+// report is accepted completely or not at all. A host that missed three reports is
+// stale, and its instances are unknown, whatever they were. A question is either
+// answered by the host or reported as unanswered.
 //
-// Authorization, other servers, and HTTP are left to the caller.
+// Authorization, other servers and HTTP are left to the caller.
 package hosts
 
 import (
@@ -24,7 +23,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// Limits of one server's data about hosts.
+// Limits per server.
 const (
 	maxHosts     = 20_000
 	maxInstances = 200_000 // of all hosts together
@@ -41,34 +40,34 @@ type InvalidError struct{ Detail string }
 
 func (e *InvalidError) Error() string { return "cannot take the report: " + e.Detail }
 
-// Hosts are the hosts that report to one server. It is safe for concurrent use.
+// Hosts holds the hosts that report to one server. It is safe for concurrent use.
 type Hosts struct {
-	version, built string // of the server, which hosts are compared with
+	version, built string // of the server; hosts are compared with them
 
 	mu   sync.Mutex
 	byID map[string]*host // by name
 	n    int              // total number of instances
 }
 
-// host is the state kept for one host. Its last report is never modified but
-// replaced, so views of it are read without the lock.
+// host is the state kept for one host. A report replaces last and its instances, and
+// never modifies them, so they can be read without the lock.
 type host struct {
 	last  control.HostReport // without its instances
-	at    time.Time          // when it was accepted
+	at    time.Time          // when last was accepted
 	known known
-	// next collects a report that arrives in parts; nil if none is in progress.
+	// next collects a report that arrives in parts; nil if no report is in progress.
 	next known
 
 	asked    map[string]chan control.HostReply // by ID of the question or command
 	open     []control.HostQuestion            // not yet fetched by the host
 	commands []command                         // not yet fetched by the host
 	fresh    chan struct{}                     // closed when there is something to fetch
-	turns    int                               // polls in progress
+	turns    int                               // number of polls in progress
 	newest   uint64                            // number of the newest poll
 	seq      uint64                            // number of the last question
 }
 
-// known are instances by ID, with the time at which they were reported.
+// known maps the ID of an instance to its last report.
 type known map[string]told
 
 type told struct {
@@ -77,13 +76,14 @@ type told struct {
 	offset time.Duration
 }
 
-// New returns a server's hosts. version and built are compared with theirs.
+// New returns an empty Hosts. Hosts whose version or build differs from version and
+// built are shown as such.
 func New(version, built string) *Hosts {
 	return &Hosts{version: version, built: built, byID: map[string]*host{}}
 }
 
-// Take processes a report that has been validated (control.ReadHostReport).
-// Errors: FullError, InvalidError; then nothing has changed.
+// Take processes a report that control.ReadHostReport accepted. Errors: FullError and
+// InvalidError; then nothing has changed.
 func (h *Hosts) Take(r control.HostReport, now time.Time) (control.HostAnswer, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -151,10 +151,10 @@ func (k known) with(r *control.HostReport, now time.Time) (known, error) {
 	return out, nil
 }
 
-// heard reports whether a host's last report is recent enough to be trusted.
+// heard reports whether the host's last report is recent enough to be trusted.
 func (x *host) heard(now time.Time) bool { return now.Sub(x.at) <= x.last.Stale() }
 
-// Heard reports whether the host currently reports to this server.
+// Heard reports whether a host's reports currently arrive at this server.
 func (h *Hosts) Heard(name string, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -162,7 +162,7 @@ func (h *Hosts) Heard(name string, now time.Time) bool {
 	return x != nil && x.heard(now)
 }
 
-// Summaries returns all hosts that ever reported here, by name.
+// Summaries returns all hosts that have reported here, sorted by name.
 func (h *Hosts) Summaries(now time.Time) []control.HostSummary {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -188,8 +188,7 @@ func (h *Hosts) summary(x *host, now time.Time) control.HostSummary {
 	return s
 }
 
-// View returns a host with all of its instances; false if it never reported
-// here.
+// View returns a host with all of its instances; false if it never reported here.
 func (h *Hosts) View(name string, now time.Time) (control.HostView, bool) {
 	h.mu.Lock()
 	x := h.byID[name]
@@ -207,22 +206,23 @@ func (h *Hosts) View(name string, now time.Time) (control.HostView, bool) {
 	return v, true
 }
 
-// aged returns an instance's state as of now, as far as it is known.
+// aged returns an instance's state at now. heard is whether the host still reports;
+// if not, the state is unknown.
 func (t told) aged(heard bool, now time.Time) control.HostInstance {
 	i := t.HostInstance
 	if !heard {
 		i.LastState, i.State, i.PauseAt, i.NextStepAt = i.State, "unknown", nil, nil
 		return i
 	}
-	if i.Connections == 0 && i.LastActivityAt != nil { // an open connection is use until it ends
+	if i.Connections == 0 && i.LastActivityAt != nil { // an open connection counts as use as long as it lasts
 		i.IdleFor = max(i.IdleFor, now.Add(-t.offset).Sub(*i.LastActivityAt).Seconds())
 	}
 	return i
 }
 
-// Turn accepts a host's answers and waits for requests and commands: until
-// there is one, for wait, until a newer turn of the host takes over, or until
-// ctx ends. Without a wait it only accepts the answers.
+// Turn accepts a host's answers and then waits up to wait for questions and commands.
+// It returns early when there is one, when a newer turn of the host begins, or when
+// ctx ends.
 func (h *Hosts) Turn(ctx context.Context, name string, answers []control.HostReply, wait time.Duration) control.HostQuestions {
 	began := time.Now()
 	q := h.turn(ctx, name, answers, wait)
@@ -235,7 +235,7 @@ func (h *Hosts) turn(ctx context.Context, name string, answers []control.HostRep
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x := h.byID[name]
-	if x == nil { // it has not reported yet
+	if x == nil { // the host has not reported yet
 		h.mu.Unlock()
 		_ = delay.For(ctx, min(wait, time.Second))
 		h.mu.Lock()
@@ -243,7 +243,7 @@ func (h *Hosts) turn(ctx context.Context, name string, answers []control.HostRep
 	}
 	for _, a := range answers {
 		if to := x.asked[a.ID]; to != nil {
-			to <- a // it has room for the one
+			to <- a // the channel has room for the only answer
 			delete(x.asked, a.ID)
 		}
 	}
@@ -254,7 +254,7 @@ func (h *Hosts) turn(ctx context.Context, name string, answers []control.HostRep
 	defer timer.Stop()
 	x.newest++
 	turn := x.newest
-	x.wake() // wakes the previous turn, whose connection may be dead
+	x.wake() // ends the previous turn, whose connection may be dead
 	x.turns++
 	defer func() { x.turns-- }()
 	for len(x.open)+len(x.commands) == 0 {
@@ -286,14 +286,14 @@ func (h *Hosts) turn(ctx context.Context, name string, answers []control.HostRep
 	return out
 }
 
-// wake wakes the turns that wait. The caller holds the lock.
+// wake ends the waiting of all turns. h.mu must be held.
 func (x *host) wake() {
 	close(x.fresh)
 	x.fresh = make(chan struct{})
 }
 
-// Ask sends a question to a host. It returns false if the host did not answer
-// before ctx ended, or does not poll this server.
+// Ask sends a question to a host and returns the answer; false if the host does not
+// poll this server or did not answer before ctx ended.
 func (h *Hosts) Ask(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool) {
 	h.mu.Lock()
 	x := h.byID[name]
@@ -322,9 +322,9 @@ func (h *Hosts) Ask(ctx context.Context, name, instance string, at time.Time) (c
 // Within is the time limit for a host's answer.
 const Within = 1500 * time.Millisecond
 
-// Why returns why an instance of a host is in its state: from the host itself,
-// or from its last report if it cannot be asked. It returns false if the host
-// never reported here. The reply is a refusal if the instance is unknown.
+// Why explains the state of an instance of a host. The host itself is asked; if it
+// does not answer, the answer is derived from its last report. It returns false if
+// the host never reported here. The reply is a refusal if the instance is unknown.
 func (h *Hosts) Why(ctx context.Context, name, ref string, at time.Time) (control.HostReply, bool) {
 	v, ok := h.View(name, time.Now())
 	if !ok {
@@ -357,7 +357,7 @@ func (h *Hosts) Why(ctx context.Context, name, ref string, at time.Time) (contro
 	return control.HostReply{Why: LastHeard(&v, &v.Instances[n], at, why)}, true
 }
 
-// Missing returns the refusal for an instance that a host does not have.
+// Missing returns the refusal for an instance that the host does not have.
 func Missing(host, ref string) control.HostReply {
 	return control.HostReply{Status: 404, Detail: fmt.Sprintf("cannot find instance %q of host %s", ref, host)}
 }

@@ -15,7 +15,7 @@ import (
 
 var began = time.Now()
 
-// report is a report of the host desk.
+// report returns a report of the host desk that is based on report after.
 func report(seq, after uint64, names ...string) control.HostReport {
 	r := control.HostReport{Host: "desk", At: time.Now(), Sequence: seq, After: after, StartedAt: began, Version: "v1", Interval: idle.Duration(10 * time.Second), Counts: map[string]int{}}
 	for _, n := range names {
@@ -24,7 +24,7 @@ func report(seq, after uint64, names ...string) control.HostReport {
 	return r
 }
 
-// has checks what is known of desk's instances.
+// has checks the instances that h knows of desk.
 func (h *Hosts) has(t *testing.T, when string, want ...string) {
 	t.Helper()
 	v, _ := h.View("desk", time.Now())
@@ -44,8 +44,8 @@ func (h *Hosts) take(t *testing.T, when string, r control.HostReport, resend boo
 	}
 }
 
-// TestReportsAddUp checks that a change is accepted only on top of its base,
-// and that a report in parts is accepted when it is complete.
+// TestReportsAddUp checks that a report of changes is accepted only if it follows the
+// report it is based on, and that a report in parts is accepted when it is complete.
 func TestReportsAddUp(t *testing.T) {
 	h := New("v1", "")
 	h.take(t, "a change of what is not known", report(5, 4, "a"), true)
@@ -83,8 +83,8 @@ func TestReportsAddUp(t *testing.T) {
 	h.has(t, "when it is whole", "x", "y", "z")
 }
 
-// TestSilence checks that a silent host's instances are unknown, neither
-// running nor stopped.
+// TestSilence checks that the instances of a silent host are unknown, neither running
+// nor stopped.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New("v2", "")
@@ -114,8 +114,8 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// TestQuestions checks that the host answers questions, and that otherwise its
-// last report is given as such.
+// TestQuestions checks that a host's own answer is returned, and otherwise one from
+// its last report, marked as such.
 func TestQuestions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New("v1", "")
@@ -180,7 +180,8 @@ func TestQuestions(t *testing.T) {
 	})
 }
 
-// TestFull checks that what exceeds a limit is refused and existing data kept.
+// TestFull checks that reports beyond a limit are rejected and leave the existing
+// data unchanged.
 func TestFull(t *testing.T) {
 	h := New("v1", "")
 	h.take(t, "the first", report(1, 0, "a"), false)

@@ -9,10 +9,9 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// LastHeard answers for a host that does not answer itself, from its last
-// report: the state of an instance then, and that its readings are unknown.
-// unheard tells why the host does not answer. i is nil if the instance is
-// unknown too.
+// LastHeard explains the state of an instance from its host's last report, for a host
+// that does not answer: what the state was then, and that its readings are unknown.
+// unheard is why the host does not answer. i is nil if the instance is unknown too.
 func LastHeard(v *control.HostView, i *control.HostInstance, at time.Time, unheard string) *control.HostWhy {
 	y := &control.HostWhy{Host: v.Name, Readings: "unknown", Unheard: unheard, Instance: i, Events: []control.HostEvent{}}
 	y.Account = why.Account{Kind: why.KindInstance, At: at, Signals: []evidence.Signal{}, Leases: []idle.Lease{}}

@@ -1,14 +1,13 @@
 // Package idempotency makes API calls safe to repeat. The first answer to an
-// Idempotency-Key is durable, and every later call with that key gets it, on
-// any server and after a restart.
+// Idempotency-Key is durable, and every later call with that key gets it, on any
+// server and after a restart.
 //
 // Of two calls with one key at most one runs at a time. A key that was used for
-// another request is refused. A stored answer is repeated unchanged for the
-// duration Keep. A server that dies between the change and the stored answer
-// leaves a claim that ends with its lease. The call then runs again and must
-// find its own traces (Key gives it a name that is the same each time). Server
-// errors (5xx) are not stored, so a retry runs again. Reading HTTP requests is
-// left to the caller.
+// another request is refused. A stored answer is repeated unchanged for the duration
+// Keep. A server that dies before the answer is stored leaves a claim, which ends
+// with its lease. The call then runs again and must detect what it did before; Key
+// gives it the same name each time. Server errors (5xx) are not stored, so a retry
+// runs again. Reading HTTP requests is left to the caller.
 package idempotency
 
 import (
@@ -51,7 +50,7 @@ type record struct {
 
 var codec = store.Codec[record]{Version: 1}
 
-// The refusals.
+// Errors for a key that cannot be used now.
 var (
 	// ErrOther means that the key was used for another request.
 	ErrOther = errors.New("cannot use the idempotency key again: it was used for another request")
@@ -66,8 +65,8 @@ type Log struct {
 	lease store.Lease
 
 	mu      sync.Mutex
-	running map[string]bool // the keys claimed by this server; one lease holds them all
-	left    map[string]int  // keys whose claim may remain although no call runs, with the number of checks left
+	running map[string]bool // keys claimed by this server, all under one lease
+	left    map[string]int  // keys whose claim may remain although no call runs, with the number of checks still to make
 }
 
 // New returns a Log whose claims end with lease.
@@ -75,7 +74,7 @@ func New(s store.Store, lease store.Lease) *Log {
 	return &Log{store: s, lease: lease, running: map[string]bool{}, left: map[string]int{}}
 }
 
-// enter claims key within this server, or returns false if another call has it.
+// enter claims key within this process; false if another call has it.
 func (l *Log) enter(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,13 +91,14 @@ func (l *Log) leave(key string) {
 	delete(l.running, key)
 }
 
-// Key names the calls of one principal with one idempotency key.
+// Key returns a name for the calls of one principal with one idempotency key. It is
+// the same each time.
 func Key(principal, given string) string {
 	sum := sha256.Sum256([]byte(principal + "\x00" + given))
 	return hex.EncodeToString(sum[:20])
 }
 
-// Claim is the right to run a call.
+// Claim is the right to run a call. It must be ended with Done or Drop.
 type Claim struct {
 	log     *Log
 	owner   *store.Ownership
@@ -106,9 +106,9 @@ type Claim struct {
 	request string
 }
 
-// Begin returns the earlier answer for key, or a Claim to run the call now,
-// which must be ended by Done or Drop. request identifies the call. Errors:
-// ErrOther, ErrRunning, and those of the store.
+// Begin returns either the earlier answer for key, or a Claim to run the call now.
+// request is a hash that identifies the call. Errors: ErrOther, ErrRunning, and those
+// of the store.
 func (l *Log) Begin(ctx context.Context, key, request string) (*Answer, *Claim, error) {
 	if a, err := l.answer(ctx, key, request); a != nil || err != nil {
 		return a, nil, err
@@ -123,7 +123,7 @@ func (l *Log) Begin(ctx context.Context, key, request string) (*Answer, *Claim, 
 		l.leave(key)
 		return nil, nil, ErrRunning
 	case err != nil:
-		l.leaveBehind(key) // the write may have succeeded nevertheless
+		l.leaveBehind(key) // the write may have succeeded after all
 		return nil, nil, fmt.Errorf("cannot use the idempotency key: %w", err)
 	}
 	// The first call may have ended between the read and the claim.
@@ -171,7 +171,7 @@ func (c *Claim) Done(ctx context.Context, a Answer) error {
 	return errors.Join(fmt.Errorf("cannot keep the answer for its idempotency key: %w", err), c.Drop(ctx))
 }
 
-// Drop ends the claim without an answer.
+// Drop ends the claim without storing an answer.
 func (c *Claim) Drop(ctx context.Context) error {
 	defer c.log.leave(c.key)
 	if err := c.owner.Resign(ctx); err != nil {
@@ -181,8 +181,8 @@ func (c *Claim) Drop(ctx context.Context) error {
 	return nil
 }
 
-// looks is how often a claim that was left behind must be seen gone. A write
-// with an unknown outcome may arrive after the first check.
+// looks is how many times a claim that was left behind must be found missing: a write
+// with an unknown outcome may still arrive after the first check.
 const looks = 2
 
 func (l *Log) leaveBehind(key string) {
@@ -193,8 +193,8 @@ func (l *Log) leaveBehind(key string) {
 }
 
 // ReleaseEnded releases the claims of calls that ended while the store did not
-// answer. Otherwise every other server would refuse the key for as long as this
-// one runs. It must be called regularly.
+// answer; otherwise, other servers would refuse those keys for as long as this server
+// runs. It must be called regularly.
 func (l *Log) ReleaseEnded(ctx context.Context) error {
 	l.mu.Lock()
 	keys := slices.Collect(maps.Keys(l.left))
@@ -202,7 +202,7 @@ func (l *Log) ReleaseEnded(ctx context.Context) error {
 	var errs []error
 	for _, key := range keys {
 		if !l.enter(key) {
-			continue // a running call has it and will end its claim
+			continue // the running call will end its claim itself
 		}
 		gone, err := l.endClaim(ctx, claimPrefix+key)
 		errs = append(errs, err)
@@ -218,8 +218,8 @@ func (l *Log) ReleaseEnded(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// endClaim ends a claim if it is this server's. gone reports whether there was
-// none.
+// endClaim removes the claim of key if it is this server's. gone reports whether
+// there was no claim.
 func (l *Log) endClaim(ctx context.Context, key string) (gone bool, err error) {
 	v, err := store.Get(ctx, l.store, key)
 	switch {

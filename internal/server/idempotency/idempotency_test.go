@@ -76,8 +76,9 @@ func TestClaimEndsWithItsServer(t *testing.T) {
 	}
 }
 
-// TestClaimOfAnUnansweredStore has a store that accepts a claim, or misses its
-// release, without an answer. Other servers get the key after ReleaseEnded.
+// TestClaimOfAnUnansweredStore has a store that accepts a claim but loses the answer,
+// or does not get its release. It checks that other servers can use the key after
+// ReleaseEnded.
 func TestClaimOfAnUnansweredStore(t *testing.T) {
 	for what, fault := range map[string]mem.Fault{
 		"claimed without an answer": {LoseAnswer: true},
@@ -122,7 +123,7 @@ func TestClaimOfAnUnansweredStore(t *testing.T) {
 			if err != nil {
 				t.Fatalf("after: %v", err)
 			}
-			if err := a.ReleaseEnded(t.Context()); err != nil { // leaves others' claims alone
+			if err := a.ReleaseEnded(t.Context()); err != nil { // must leave claims of other servers alone
 				t.Fatal(err)
 			}
 			errtest.None(t, claim.Done(t.Context(), idempotency.Answer{Status: 200}))

@@ -16,22 +16,22 @@ import (
 	"lull/internal/core/evidence"
 )
 
-// Journal is the evidence stored by one server.
+// Journal reads the evidence stored by one server.
 type Journal interface {
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
 var _ Journal = (*Peers)(nil)
 
-// evidencePath is where servers ask each other for evidence. The answer is a
-// sequence of frames, each a length and a packed record, then an empty frame
-// and, as JSON, what is missing. An answer without that end was truncated.
+// evidencePath is the path for other servers' requests of evidence. The answer is a
+// sequence of frames, each a length and a packed record; then an empty frame, and as
+// JSON what is missing. An answer without that end was truncated.
 const (
 	evidencePath = "/internal/evidence"
 	maxFrame     = evidence.MaxRecord
 )
 
-// connectWithin is the time in which a peer must begin its answer.
+// connectWithin limits how long a peer may take to begin its answer.
 const connectWithin = 5 * time.Second
 
 // source is the evidence of one server as it arrives.
@@ -39,13 +39,12 @@ type source struct {
 	server  string
 	records chan evidence.Record
 	head    *evidence.Record
-	missing []evidence.Missing // complete when records is closed
-	reached time.Time          // of the last record
+	missing []evidence.Missing // valid once records is closed
+	reached time.Time          // time of the last record
 }
 
-// Read yields the evidence of all live servers in order of time. For a server
-// that does not answer, or not completely, it returns the time range whose
-// records are missing.
+// Read yields the evidence of all live servers in order of time. For a server that
+// does not answer completely, it returns the time range whose records are missing.
 func (p *Peers) Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -173,7 +172,7 @@ func stamp(t time.Time) string {
 	return t.UTC().Format(time.RFC3339Nano)
 }
 
-// serveEvidence answers another server.
+// serveEvidence sends this server's evidence to another server.
 func (p *Peers) serveEvidence(w http.ResponseWriter, r *http.Request) {
 	if !p.known(r) {
 		http.Error(w, "cannot accept the secret", http.StatusUnauthorized)
@@ -208,7 +207,7 @@ func (p *Peers) serveEvidence(w http.ResponseWriter, r *http.Request) {
 		return err
 	})
 	if err != nil {
-		_ = out.Flush()             // as much as there is
+		_ = out.Flush()             // the records so far
 		panic(http.ErrAbortHandler) // a truncated response must not look complete
 	}
 	if err := out.WriteByte(0); err == nil {

@@ -15,7 +15,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// kept is the evidence of one server. broken truncates it.
+// kept is the evidence of one server. If broken is set, answers are truncated.
 type kept struct {
 	records []evidence.Record
 	broken  bool
@@ -41,8 +41,8 @@ func at(minutes ...int) (out []evidence.Record) {
 	return out
 }
 
-// TestEvidenceOfAllServers expects one answer in order of time, and the names
-// of servers that did not answer completely.
+// TestEvidenceOfAllServers checks that the records of all servers are read in order
+// of time, and that servers that did not answer completely are named.
 func TestEvidenceOfAllServers(t *testing.T) {
 	for name, broken := range map[string]bool{"whole": false, "cut": true} {
 		t.Run(name, func(t *testing.T) {

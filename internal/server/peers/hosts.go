@@ -12,17 +12,17 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// Hosts are the hosts that report to one server.
+// Hosts reads the hosts that report to one server.
 type Hosts interface {
-	// HostsHere returns every host that ever did, stale or not.
+	// HostsHere returns every host that has reported here, stale or not.
 	HostsHere() []control.HostSummary
-	// HostHere returns one of them with its instances; false if it never
-	// reported here.
+	// HostHere returns one such host with its instances; false if it never reported
+	// here.
 	HostHere(name string) (control.HostView, bool)
-	// HostWhyHere answers about an instance; false if the host never reported
+	// HostWhyHere explains the state of an instance; false if the host never reported
 	// here.
 	HostWhyHere(ctx context.Context, name, instance string, at time.Time) (control.HostReply, bool)
-	// HostCommandHere gives a host that reports here a command.
+	// HostCommandHere gives a command to a host that reports here.
 	HostCommandHere(ctx context.Context, name string, c control.HostCommand) control.HostReply
 }
 
@@ -31,8 +31,8 @@ const hostsPath = "/internal/hosts"
 // Serve makes h answer for this server's hosts. It must be called before Run.
 func (p *Peers) Serve(h Hosts) { p.cfg.Hosts = h }
 
-// Hosts returns the hosts of all other servers that answer in time. A host that
-// moved may appear more than once.
+// Hosts returns the hosts of all other servers that answer in time. A host that moved
+// from one server to another may appear more than once.
 func (p *Peers) Hosts(ctx context.Context) []control.HostSummary {
 	out := []control.HostSummary{}
 	answers(ctx, p, hostsPath, func(theirs []control.HostSummary) bool {
@@ -42,8 +42,8 @@ func (p *Peers) Hosts(ctx context.Context) []control.HostSummary {
 	return out
 }
 
-// Host asks the other servers for a host: the one that receives its reports, or
-// the one that received the last.
+// Host asks the other servers for a host. It prefers the answer of the server that
+// receives the host's reports, then that with the last report.
 func (p *Peers) Host(ctx context.Context, name string) (v control.HostView, found bool) {
 	answers(ctx, p, hostsPath+"/"+url.PathEscape(name), func(theirs control.HostView) bool {
 		if !found || theirs.Later(&v.HostSummary) {
@@ -54,8 +54,8 @@ func (p *Peers) Host(ctx context.Context, name string) (v control.HostView, foun
 	return v, found
 }
 
-// HostWhy asks the other servers about an instance of a host: the one to which
-// the host reports, otherwise one with a record of it.
+// HostWhy asks the other servers about an instance of a host. It prefers the server
+// that receives the host's reports.
 func (p *Peers) HostWhy(ctx context.Context, name, instance string, at time.Time) (a control.HostReply, found bool) {
 	q := url.Values{"instance": {instance}}
 	if !at.IsZero() {
@@ -71,8 +71,8 @@ func (p *Peers) HostWhy(ctx context.Context, name, instance string, at time.Time
 	return a, found
 }
 
-// HostCommand has another server give a host a command. The outcome is unknown
-// if the server was asked and its answer is lost.
+// HostCommand makes another server give a command to a host. If that server was
+// reached and its answer is lost, the outcome is unknown.
 func (p *Peers) HostCommand(ctx context.Context, server, name string, c control.HostCommand) control.HostReply {
 	ctx, cancel := context.WithTimeout(ctx, control.HostCommandWait+Within)
 	defer cancel()

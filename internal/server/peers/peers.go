@@ -1,14 +1,12 @@
-// Package peers asks the other servers of a fleet for what only they have: the
-// live readings of their workers, the evidence they stored, and the hosts that
-// report to them. It also forwards agents' reports to the servers that own the
-// workers.
+// Package peers asks the other servers of a fleet for what only they have: the live
+// readings of their workers, the evidence they stored, and the hosts that report to
+// them. It also forwards agents' reports to the servers that own the workers.
 //
-// Each server with an address registers it in the store under a lease. Requests
-// carry a secret that all servers share through the store; anyone who can read
-// the store could read everything anyway. A peer that does not answer within
-// Within is skipped: the caller then has no readings and says so. Commands for
-// workers go through the store instead; those for instances of a host go to the
-// server that the host reports to.
+// Each server with an address registers it in the store under a lease. Requests carry
+// a secret that all servers share through the store; anyone who can read the store
+// could read everything anyway. A peer that does not answer within Within is skipped;
+// its data is then unknown. Commands for workers go through the store instead; those
+// for instances of a host go to the server that the host reports to.
 package peers
 
 import (
@@ -48,7 +46,7 @@ const (
 	maxReport = 256 << 10
 )
 
-// Live is the in-memory state of the workers that a server owns.
+// Live reads the in-memory state of the workers that a server owns.
 type Live interface {
 	Observation(ctx context.Context, id string) (control.Observation, bool)
 	// Report returns false if this server does not own the worker.
@@ -63,9 +61,9 @@ type Config struct {
 	// Server is this server's ID. Address is the URL where others reach it;
 	// empty if they cannot.
 	Server, Address string
-	// Local are this server's own readings; nil if it has none.
+	// Local reads this server's own state; nil if it has none.
 	Local Live
-	// Journal is this server's own evidence; nil if it stores none.
+	// Journal reads this server's own evidence; nil if it stores none.
 	Journal Journal
 	// Hosts are those that report to this server; nil for none.
 	Hosts Hosts
@@ -76,8 +74,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Peers are the servers of a fleet. It is safe for concurrent use. Run must be
-// running.
+// Peers is the link to the other servers of a fleet. It is safe for concurrent use.
+// Run must be running.
 type Peers struct {
 	cfg Config
 
@@ -102,9 +100,8 @@ var (
 	secrets   = store.Codec[shared]{Version: 1}
 )
 
-// Client returns an HTTP client that accepts servers with a certificate of a CA
-// in roots; nil are the system's. It follows no redirects, because its requests
-// carry a secret.
+// Client returns an HTTP client that trusts the CAs in roots; nil means the system's.
+// It follows no redirects, because its requests carry a secret.
 func Client(roots *x509.CertPool) *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
@@ -122,7 +119,7 @@ func New(cfg Config) *Peers {
 	return &Peers{cfg: cfg, others: map[string]string{}, silent: map[string]bool{}}
 }
 
-// String names it as a task.
+// String returns the name of p as a task.
 func (p *Peers) String() string { return "the link to other servers" }
 
 // Run registers this server and tracks the others until ctx ends.
@@ -155,8 +152,8 @@ func (p *Peers) share(ctx context.Context) error {
 	return nil
 }
 
-// register keeps this server's address in the store, under a lease that is
-// granted again when it is lost.
+// register keeps this server's address in the store, under a lease. If the lease is
+// lost, it registers again.
 func (p *Peers) register(ctx context.Context) error {
 	for p.cfg.Address != "" && ctx.Err() == nil {
 		lease, err := p.cfg.Store.Grant(ctx, leaseTTL)
@@ -170,7 +167,7 @@ func (p *Peers) register(ctx context.Context) error {
 			case <-ctx.Done():
 				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), Within)
 				defer cancel()
-				_ = lease.Revoke(last) // otherwise it expires
+				_ = lease.Revoke(last) // if this fails, the lease expires
 				return nil
 			}
 		}
@@ -212,8 +209,8 @@ func (p *Peers) follow(ctx context.Context) error {
 	})
 }
 
-// take processes the arrival or departure of a server. An unreadable address is
-// ignored.
+// take processes that a server appeared or, if gone, disappeared. An unreadable
+// address is ignored.
 func (p *Peers) take(v store.Value, gone bool) {
 	id := strings.TrimPrefix(v.Key, prefix)
 	a, err := addresses.Decode(v.Key, v.Data)
@@ -224,8 +221,8 @@ func (p *Peers) take(v store.Value, gone bool) {
 	}
 }
 
-// Observation asks this server and then all others concurrently. Only the owner
-// answers.
+// Observation asks this server and then all others concurrently. Only the worker's
+// owner answers.
 func (p *Peers) Observation(ctx context.Context, id string) (o control.Observation, ok bool) {
 	if p.cfg.Local != nil {
 		if o, ok := p.cfg.Local.Observation(ctx, id); ok {
@@ -253,7 +250,8 @@ func (p *Peers) Report(ctx context.Context, id string, r control.AgentReport) bo
 	return ok
 }
 
-// Verdicts returns those of this server and of all others that answer in time.
+// Verdicts returns the idle status of all workers observed by this server and by
+// others that answer in time.
 func (p *Peers) Verdicts(ctx context.Context) map[string]worker.IdleStatus {
 	out := map[string]worker.IdleStatus{}
 	if p.cfg.Local != nil {
@@ -266,8 +264,8 @@ func (p *Peers) Verdicts(ctx context.Context) map[string]worker.IdleStatus {
 	return out
 }
 
-// answers asks all other servers for path and calls take with each answer as it
-// arrives, while take returns true and no longer than Within.
+// answers asks all other servers for path, for at most Within. It calls take with
+// each answer as it arrives, until take returns false.
 func answers[T any](ctx context.Context, p *Peers, path string, take func(T) bool) {
 	ctx, cancel := context.WithTimeout(ctx, Within)
 	defer cancel()
@@ -325,8 +323,8 @@ const (
 	reports      = "/internal/reports/"
 )
 
-// reached records whether a server could be reached, and logs a change. A
-// canceled request says nothing about it.
+// reached records whether a server could be reached, and logs a change. A request
+// that was canceled does not count.
 func (p *Peers) reached(ctx context.Context, server string, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
@@ -365,14 +363,14 @@ func (p *Peers) ask(ctx context.Context, server, method, path, secret string, bo
 	return b, nil
 }
 
-// statusError is the refusal of another server.
+// statusError is an HTTP error status of another server.
 type statusError struct{ status string }
 
 func (e *statusError) Error() string {
 	return "cannot use the answer of a server of the fleet: " + e.status
 }
 
-// known reports whether a request carries the secret.
+// known reports whether a request carries the shared secret.
 func (p *Peers) known(r *http.Request) bool {
 	p.mu.Lock()
 	secret := p.secret
@@ -381,7 +379,7 @@ func (p *Peers) known(r *http.Request) bool {
 	return secret != "" && subtle.ConstantTimeCompare([]byte(given), []byte(secret)) == 1
 }
 
-// serve answers another server, with a 404 if answer returns false.
+// serve answers another server's request; with a 404 if answer returns false.
 func (p *Peers) serve(w http.ResponseWriter, r *http.Request, answer func() (any, bool)) {
 	if !p.known(r) {
 		http.Error(w, "cannot accept the secret", http.StatusUnauthorized)

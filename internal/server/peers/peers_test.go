@@ -23,7 +23,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// owned are readings of the workers that a server owns.
+// owned is a Live whose workers are the keys.
 type owned map[string]string
 
 func (o owned) Observation(_ context.Context, id string) (control.Observation, bool) {
@@ -31,7 +31,7 @@ func (o owned) Observation(_ context.Context, id string) (control.Observation, b
 	return control.Observation{EC2: &worker.EC2State{State: s}}, ok
 }
 
-// Report accepts reports for its own workers and keeps the last by name.
+// Report accepts reports for workers in o and keeps the version in the last one.
 func (o owned) Report(_ context.Context, id string, r control.AgentReport) bool {
 	if _, ok := o[id]; !ok {
 		return false
@@ -111,7 +111,7 @@ func (o owned) Verdicts(context.Context) map[string]worker.IdleStatus {
 	return out
 }
 
-// TestVerdictsOfAll collects the verdicts of every reachable server.
+// TestVerdictsOfAll checks that the verdicts of every reachable server are collected.
 func TestVerdictsOfAll(t *testing.T) {
 	db := mem.New(mem.Options{})
 	var other *peers.Peers
@@ -152,8 +152,8 @@ func (h *heard) count(text string) (n int) {
 	return n
 }
 
-// TestPrivateAuthority checks that servers with certificates of a private CA
-// ask each other once they trust it. Before that, the log says once that they
+// TestPrivateAuthority checks that servers with certificates of a private CA can ask
+// each other once they trust it, and that before that the log says once that they
 // cannot.
 func TestPrivateAuthority(t *testing.T) {
 	db := mem.New(mem.Options{})

@@ -12,14 +12,14 @@ import (
 	"lull/internal/server/history"
 )
 
-// ofAgents selects machines as their agents saw themselves.
+// ofAgents is the value of Of that simulates machines from their agents' records.
 const ofAgents = "agents"
 
-// otherwise are agents' guards that a policy on trial removes: that no idle
-// timeout is set, and that another program decides.
+// otherwise are the agents' guards that do not apply under a simulated policy: that
+// no idle timeout is set, and that another program decides.
 var otherwise = []idle.Code{"no_policy", "pause_holder"}
 
-// fits checks that a policy can be tried on these machines.
+// fits checks that a policy can be simulated for the objects of kind of.
 func fits(w *control.SimulatedPolicy, of string) error {
 	if of != ofAgents {
 		if w.Signals != nil || w.Thresholds != nil {
@@ -41,11 +41,11 @@ func fits(w *control.SimulatedPolicy, of string) error {
 	return nil
 }
 
-// machines returns the pasts of machines with agents, to which their records
-// are added as they arrive, and the function that adds them: it returns the
-// past of a record's machine, or nil if it was not requested. each gets every
-// new past. Machines that are workers get the workers' power, price and tags.
-// The others are known only by their own reports, and have no tags.
+// machines returns an empty map of pasts and the function that fills it while records
+// arrive. That function returns the past of a record's machine, or nil if the machine
+// was not requested; it calls each with every new past. A machine that is a worker
+// has the worker's power, price and tags. Other machines are known only from their
+// own reports, and have no tags.
 func machines(workers map[string]*history.Past, in *control.Simulate, each func(*history.Past)) (map[string]*history.Past, func(*evidence.Record) *history.Past) {
 	byMachine := map[string]*history.Past{}
 	for id, p := range workers {
@@ -79,7 +79,7 @@ func machines(workers map[string]*history.Past, in *control.Simulate, each func(
 	}
 }
 
-// untold reports whether an agent did not report its policy.
+// untold reports whether the agent did not report its policy.
 func untold(r *evidence.Record) bool {
 	return r != nil && slices.ContainsFunc(r.Evidence.Guards, func(b idle.Block) bool { return b.Code == agents.CodePolicyUntold })
 }

@@ -1,12 +1,12 @@
-// Package preview computes what policies would have done with workers, or with
-// machines as their agents saw themselves, over a recorded period: pauses,
-// hours, money and false stops.
+// Package preview simulates policies over a recorded period, for workers or for
+// machines with an agent: which pauses, hours, money and false stops each policy
+// would have caused.
 //
-// It replays the recorded checks under each policy; see evidence.Trial. Time
-// without checks counts as unknown, never as paused, and money is reported only
-// where every price is known. A policy with a false stop is never recommended.
-// Errors: *failure.Invalid for a question that cannot be answered, and those of
-// the records. Nothing is changed.
+// It replays the recorded checks under each policy; see evidence.Trial. Time without
+// checks counts as unknown, never as paused, and money is reported only where every
+// price is known. A policy with a false stop is never recommended. Errors:
+// *failure.Invalid for a question that cannot be answered, and those of the records.
+// Nothing is changed.
 package preview
 
 import (
@@ -32,34 +32,34 @@ type Records interface {
 		yield func(*history.Past, evidence.Stretch), progress func(share float64) error) ([]evidence.Missing, error)
 }
 
-// Preview holds what previews are computed from.
+// Preview holds the sources of simulations.
 type Preview struct {
 	Records Records
 	Rules   *policy.Set
 	Prices  savings.Prices
 }
 
-// Limits of a preview: the longest period, that without a beginning, and what
-// an answer contains.
+// Limits of a simulation: the longest period, the default period, and the size of an
+// answer.
 const (
 	Longest     = 35 * 24 * time.Hour
 	Usual       = 7 * 24 * time.Hour
 	maxStops    = 200
-	maxCompared = 32 // named policies, if none is given
+	maxCompared = 32 // number of named policies compared if the request gives none
 )
 
-// candidate is a policy on trial.
+// candidate is a policy to simulate.
 type candidate struct {
 	idle.Policy
-	never    bool           // it never pauses for idleness
-	snooze   *idle.Duration // nil keeps the value in effect then, like warn
+	never    bool           // it never pauses a worker for idleness
+	snooze   *idle.Duration // nil keeps the recorded value, as for warn
 	warn     *idle.Duration
 	limits   map[string]float64 // thresholds of agents' signals
 	hours    func(time.Time) *policy.ScheduleState
 	schedule string
 }
 
-// wanted returns the candidate for a requested policy.
+// wanted returns the candidate for a policy of the request.
 func (v *Preview) wanted(w control.SimulatedPolicy, of string) (candidate, error) {
 	if err := fits(&w, of); err != nil {
 		return candidate{}, err
@@ -67,7 +67,7 @@ func (v *Preview) wanted(w control.SimulatedPolicy, of string) (candidate, error
 	base, known := v.Rules.Policies[cmp.Or(w.Policy, w.Name)]
 	switch {
 	case w.Policy == "" && w.TimeoutMinutes > 0:
-		base = policy.Named{} // explicit values
+		base = policy.Named{} // the request gives all values itself
 	case w.Policy != "" && !known:
 		return candidate{}, invalid("there is no policy " + w.Policy)
 	case !known || base.IdleTimeoutMinutes == nil && w.TimeoutMinutes == 0:
@@ -92,7 +92,7 @@ func (v *Preview) wanted(w control.SimulatedPolicy, of string) (candidate, error
 	if len(w.ActivitySources) > 0 {
 		c.Signals = w.ActivitySources
 	}
-	if of == ofAgents { // they have their own signals, and follow no schedule
+	if of == ofAgents { // agents have their own signals and no schedule
 		c.Signals, c.limits = w.Signals, w.Thresholds
 		return c, nil
 	}
@@ -104,7 +104,8 @@ func (v *Preview) wanted(w control.SimulatedPolicy, of string) (candidate, error
 	return c, err
 }
 
-// follow gives a candidate its schedule; nil keeps the schedule in effect then.
+// follow sets the candidate's schedule to the one called name; nil keeps the recorded
+// schedule.
 func (c *candidate) follow(rules *policy.Set, name *string, force bool) error {
 	switch {
 	case name == nil:
@@ -121,7 +122,7 @@ func (c *candidate) follow(rules *policy.Set, name *string, force bool) error {
 	c.hours = func(at time.Time) *policy.ScheduleState {
 		st, err := is.State(at, time.Time{}, nil)
 		if err != nil {
-			return nil // it was validated when it was written
+			return nil // the schedule was validated when it was written
 		}
 		st.Force = force
 		return &st
@@ -129,9 +130,9 @@ func (c *candidate) follow(rules *policy.Set, name *string, force bool) error {
 	return nil
 }
 
-// Run previews in over a period that is valid by history.Period; the bounds in
-// it are ignored. progress gets the share that was read, from 0 to 1; its error
-// ends the preview.
+// Run simulates the policies of in over [from, to), a period that history.Period has
+// validated; the period in in is ignored. progress gets the share of the records
+// read, from 0 to 1; an error of it ends the simulation.
 func (v *Preview) Run(ctx context.Context, in control.Simulate, from, to time.Time, progress func(share float64) error) (control.Simulation, error) {
 	out := control.Simulation{From: from, To: to, Policies: []control.SimulatedOutcome{}, Workers: map[string]string{}, WindowMinutes: in.WindowMinutes}
 	if out.WindowMinutes == 0 {
@@ -151,7 +152,7 @@ func (v *Preview) Run(ctx context.Context, in control.Simulate, from, to time.Ti
 	if err != nil {
 		return out, err
 	}
-	trials := map[*history.Past][]*evidence.Trial{} // for each, one for each policy
+	trials := map[*history.Past][]*evidence.Trial{} // one trial per policy
 	of, each := func(r *evidence.Record) *history.Past { return all[r.Object] }, func(p *history.Past, id string) {
 		for i := range policies {
 			c := &policies[i]
@@ -174,7 +175,7 @@ func (v *Preview) Run(ctx context.Context, in control.Simulate, from, to time.Ti
 			each(p, id)
 		}
 	}
-	first := to // check of any of them
+	first := to // time of the first recorded check
 	if out.Missing, err = v.Records.Replay(ctx, all, of, from, to, func(p *history.Past, x evidence.Stretch) {
 		if x.From.Before(first) {
 			first = x.From
@@ -205,8 +206,7 @@ func (v *Preview) Run(ctx context.Context, in control.Simulate, from, to time.Ti
 	return out, nil
 }
 
-// unrecorded returns the time before first, of which no check of any trial is
-// recorded.
+// unrecorded returns the period before first as missing, if first is after from.
 func unrecorded(matched int, of string, from, to, first time.Time) []evidence.Missing {
 	why := "no check is recorded"
 	switch {
@@ -229,7 +229,7 @@ func inMinutes(d *idle.Duration) *float64 {
 	return &m
 }
 
-// outcome sums up one policy over all workers.
+// outcome sums up the trials of one policy.
 func (v *Preview) outcome(c *candidate, i int, trials map[*history.Past][]*evidence.Trial) control.SimulatedOutcome {
 	o := control.SimulatedOutcome{Name: c.Name, TimeoutMinutes: time.Duration(c.Timeout).Minutes(), Snooze: inMinutes(c.snooze), WarnBefore: inMinutes(c.warn), Schedule: c.schedule, Stops: []evidence.Stop{}}
 	var uses []savings.Use
@@ -265,9 +265,9 @@ func (v *Preview) outcome(c *candidate, i int, trials map[*history.Past][]*evide
 	return o
 }
 
-// recommended returns, among the policies without a false stop, the one that
-// saves the most money or, unless the money of each is known, the most hours;
-// empty if none saves anything.
+// recommended returns the policy that saves the most, among those without a false
+// stop. Money decides or, if the money of a policy is unknown, hours. It returns ""
+// if no policy saves anything.
 func recommended(l []control.SimulatedOutcome) string {
 	var fit []control.SimulatedOutcome
 	money := true

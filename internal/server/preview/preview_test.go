@@ -7,8 +7,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestRecommended checks that money decides, or hours if a cost is unknown, and
-// that a policy with a false stop is never recommended.
+// TestRecommended checks that the recommendation follows money, or hours if a cost is
+// unknown, and is never a policy with a false stop.
 func TestRecommended(t *testing.T) {
 	usd := func(v float64) *float64 { return &v }
 	o := func(name string, hours float64, saved *float64, falseStops int) control.SimulatedOutcome {

@@ -1,5 +1,5 @@
-// Package prices has the price table of a server: the built-in one, with the
-// prices that were refreshed from AWS, or the table of a file instead of both.
+// Package prices holds the price table of a server. It is the built-in table, updated
+// with prices that were refreshed from AWS; or the table of a file, instead of both.
 // A refreshed price is kept in the store with its date, for all servers.
 package prices
 
@@ -20,20 +20,21 @@ import (
 	"lull/internal/store"
 )
 
-// Source reads current prices. Those that the cloud does not list are missing
-// from the answer.
+// Source reads current prices from the cloud. Prices that the cloud does not list are
+// missing from the result.
 type Source func(ctx context.Context, keys []savings.Key, now time.Time) (savings.Prices, error)
 
-// maxKept limits the refreshed prices, those in use first.
+// maxKept is the maximum number of refreshed prices in the store. Prices in use are
+// kept first.
 const maxKept = 4000
 
-// within bounds a refresh: AWS answers some prices a second.
+// within is the time limit of a refresh; AWS answers a few prices per second.
 const within = 3 * time.Minute
 
-// key is the key of the refreshed prices in the store.
+// key is the store key of the refreshed prices.
 const key = "prices"
 
-// kept are the refreshed prices.
+// kept is the store's record of the refreshed prices.
 type kept struct {
 	At   time.Time `json:"at"`
 	By   string    `json:"by"`
@@ -64,14 +65,15 @@ type Table struct {
 	base   savings.Prices // the built-in table
 }
 
-// New returns a table over a store. file, if not nil, replaces everything else.
-// A nil source cannot refresh. The error is that of the built-in table.
+// New returns a table over a store. file, if not nil, replaces the built-in and the
+// refreshed prices. With a nil source, Refresh is refused. It fails if the built-in
+// table cannot be read.
 func New(s store.Store, file savings.Prices, source Source) (*Table, error) {
 	base, err := savings.Published()
 	return &Table{store: s, source: source, file: file, base: base}, err
 }
 
-// Prices returns the prices in force.
+// Prices returns the current price table.
 func (t *Table) Prices(ctx context.Context) (savings.Prices, error) {
 	if t.file != nil {
 		return t.file, nil
@@ -98,7 +100,7 @@ func decode(v store.Value) (kept, error) {
 	return codec.Decode(v.Key, v.Data)
 }
 
-// prices returns the rows as a table. Rows without a date are left out.
+// prices returns the rows as a table. Rows without a valid date are left out.
 func (k kept) prices() savings.Prices {
 	out := make(savings.Prices, len(k.Rows))
 	for _, r := range k.Rows {
@@ -109,7 +111,7 @@ func (k kept) prices() savings.Prices {
 	return out
 }
 
-// List returns the table for users, sorted, with where each price comes from.
+// List returns the table for users, sorted, with the origin of each price.
 func (t *Table) List(ctx context.Context) (control.Prices, error) {
 	out := control.Prices{Items: []control.Price{}}
 	add := func(p savings.Prices, source string) {
@@ -139,8 +141,8 @@ func (t *Table) List(ctx context.Context) (control.Prices, error) {
 	return out, nil
 }
 
-// Needed returns the types and volumes that the workers pay for, sorted.
-// Workers whose volumes EC2 has not reported yet need the usual volume types.
+// Needed returns the instance types and volumes that the workers pay for, sorted. For
+// workers whose volumes are unknown, it includes the common volume types.
 func Needed(workers []worker.Worker) []savings.Key {
 	need := map[savings.Key]bool{}
 	for _, w := range workers {
@@ -162,10 +164,10 @@ func Needed(workers []worker.Worker) []savings.Key {
 	return slices.SortedFunc(maps.Keys(need), func(a, b savings.Key) int { return slices.Compare(a[:], b[:]) })
 }
 
-// Refresh reads and stores the prices that the workers need. It changes nothing
-// if one of them cannot be read; prices that the cloud does not list are named
-// in the answer. Errors: Refused with a file, without a cloud and without
-// workers, *UnreadError, and those of the store.
+// Refresh reads the prices that the workers need from the cloud and stores them. If
+// one cannot be read, nothing is changed. Prices that the cloud does not list are
+// named in the result. Errors: Refused if there is a file, no source or no worker,
+// *UnreadError, and those of the store.
 func (t *Table) Refresh(ctx context.Context, by audit.Actor, workers []worker.Worker) (control.PriceRefresh, error) {
 	switch need := Needed(workers); {
 	case t.file != nil:
@@ -198,7 +200,7 @@ func (t *Table) refresh(ctx context.Context, by audit.Actor, need []savings.Key)
 	_, err = store.Update(ctx, t.store, key, func(was store.Value) ([]byte, []store.Op, error) {
 		old, err := decode(was)
 		if err != nil {
-			old = kept{} // whatever it contained, it is replaced
+			old = kept{} // an unreadable record is replaced
 		}
 		merged := old.prices().With(found)
 		keys := slices.SortedFunc(maps.Keys(merged), func(a, b savings.Key) int { return slices.Compare(a[:], b[:]) })

@@ -79,7 +79,7 @@ func TestTable(t *testing.T) {
 			t.Errorf("listed as %+v", p)
 		}
 	}
-	// A record that cannot be read is an error, and the next refresh replaces it.
+	// An unreadable record is an error, and the next refresh replaces it.
 	errtest.Get(db.Commit(t.Context(), store.Txn{Then: []store.Op{{Key: key, Data: []byte("{")}}}))(t)
 	if _, err := one.Prices(t.Context()); err == nil {
 		t.Error("a corrupt record was read")

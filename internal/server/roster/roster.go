@@ -1,10 +1,10 @@
-// Package roster lists workers without reading all of them: it keeps the fields
-// that listings select and sort by, and follows the store.
+// Package roster lists workers without reading all of their records. It keeps the
+// fields that listings select and sort by in memory, and follows the store.
 //
-// A listing contains every change that the store had accepted before the
-// request, from any server: it asks the store for its revision and waits until
-// it has followed that far. A line takes about two kilobytes. The complete
-// records stay in the store, and a page reads its own.
+// A listing contains every change that the store had accepted before the request,
+// from any server: it asks the store for its revision and waits until it has followed
+// that far. A worker takes about two kilobytes. Complete records stay in the store; a
+// listing reads those of its page.
 package roster
 
 import (
@@ -27,13 +27,13 @@ import (
 // Query selects and orders workers.
 type Query struct {
 	worker.Filter
-	// Name is the complete name. Text occurs in the name, an ID, an address, a
-	// tag, the owner or the template, in any case.
+	// Name selects by the complete name. Text selects workers with that text in the
+	// name, an ID, an address, a tag, the owner or the template, in any case.
 	Name, Text string
-	// Statuses are the selected ones. An empty list selects all but TERMINATED,
-	// which WithTerminated adds.
+	// Statuses are the selected statuses. If empty, all workers but those TERMINATED
+	// are selected; WithTerminated adds those.
 	Statuses []power.Worker
-	Unarmed  bool   // only those in dry run until a user arms them
+	Unarmed  bool   // only workers that were not armed yet
 	ByName   bool   // order by name and then ID, otherwise by ID
 	After    string // cursor of the previous page
 	Limit    int    // at least 1
@@ -43,15 +43,15 @@ type Query struct {
 type Page struct {
 	IDs   []string
 	Next  string // cursor of the next page; empty at the end
-	Total int    // number selected on all pages together
+	Total int    // number of workers selected on all pages
 }
 
-// Line is the indexed part of a worker: its record without secrets and without
-// what only the worker's own page shows. It is replaced as a whole and never
-// modified.
+// Line is the indexed part of a worker: its record without secrets and without fields
+// that only the worker's own page shows. A Line is never modified; a change replaces
+// it.
 type Line struct {
 	Worker worker.Worker
-	text   string // in lower case
+	text   string // the searchable text, in lower case
 }
 
 func lineOf(w *worker.Worker) *Line {
@@ -64,20 +64,20 @@ func lineOf(w *worker.Worker) *Line {
 	return &Line{text: strings.ToLower(strings.Join(parts, "\n")), Worker: kept}
 }
 
-// Has reports whether a search for text finds the worker, in any case.
+// Has reports whether a search for text matches the worker, in any case.
 func (l *Line) Has(text string) bool { return strings.Contains(l.text, strings.ToLower(text)) }
 
 func byID(a, b *Line) int { return cmp.Compare(a.Worker.ID, b.Worker.ID) }
 
 func byName(a, b *Line) int { return cmp.Or(cmp.Compare(a.Worker.Name, b.Worker.Name), byID(a, b)) }
 
-// waiter waits until the roster has reached a revision.
+// waiter waits until the roster has reached a store revision.
 type waiter struct {
 	revision int64
 	done     chan struct{}
 }
 
-// Roster is the list of a store's workers. Create it with New.
+// Roster is the index of a store's workers. Create it with New.
 type Roster struct {
 	store store.Store
 	log   *slog.Logger
@@ -104,7 +104,7 @@ func (r *Roster) Ready() <-chan struct{} { return r.ready }
 func (r *Roster) Run(ctx context.Context) error {
 	lines := map[string]*Line{}
 	follower := store.Follower{
-		// All keys, so that the roster's revision is the store's own.
+		// Watch all keys, so that the roster's revision follows the store's.
 		Watch: store.Prefix(""),
 		Listed: func(first bool, values []store.Value) {
 			if first {
@@ -151,7 +151,7 @@ func (r *Roster) Run(ctx context.Context) error {
 	return err
 }
 
-// line converts a record; nil if it cannot be read. No listing shows such a
+// line converts a record, or returns nil if it cannot be read. Listings omit such a
 // worker.
 func (r *Roster) line(v store.Value) *Line {
 	w, err := worker.Decode(v)
@@ -162,7 +162,7 @@ func (r *Roster) line(v store.Value) *Line {
 	return lineOf(&w)
 }
 
-// change applies one event. The lock is held.
+// change applies one event. r.mu must be held.
 func (r *Roster) change(e store.Event) {
 	old := r.lines[worker.IDOf(e.Value.Key)]
 	var l *Line
@@ -177,8 +177,8 @@ func (r *Roster) change(e store.Event) {
 	r.ids, r.names = moved(r.ids, old, l, byID), moved(r.names, old, l, byName)
 }
 
-// moved replaces old with l, in order; either may be nil. Nearly every change
-// of a worker keeps its place, and then no other line is touched.
+// moved returns s with old replaced by l, in order; either may be nil. Nearly every
+// change keeps the worker's place, and then nothing else moves.
 func moved(s []*Line, old, l *Line, order func(a, b *Line) int) []*Line {
 	if old != nil && l != nil && order(old, l) == 0 {
 		if i, found := slices.BinarySearchFunc(s, old, order); found {
@@ -208,7 +208,7 @@ func without(s []*Line, l *Line, order func(a, b *Line) int) []*Line {
 	return slices.Delete(s, i, i+1)
 }
 
-// reached records the roster's revision and wakes waiters. The lock is held.
+// reached records the roster's revision and wakes waiters. r.mu must be held.
 func (r *Roster) reached(revision int64) {
 	r.at = max(r.at, revision)
 	r.waiting = slices.DeleteFunc(r.waiting, func(w waiter) bool {
@@ -220,11 +220,12 @@ func (r *Roster) reached(revision int64) {
 	})
 }
 
-// waitLimit bounds how long a listing waits for changes that the store has
-// accepted. They arrive soon unless the store is unreachable.
+// waitLimit limits how long a listing waits for changes that the store has accepted.
+// They arrive soon unless the store is unreachable.
 const waitLimit = 10 * time.Second
 
-// catchUp waits until every change that the store has now is included.
+// catchUp waits until the roster includes every change that the store has accepted so
+// far.
 func (r *Roster) catchUp(ctx context.Context) error {
 	res, err := r.store.Commit(ctx, store.Txn{Read: []string{revisionOf}})
 	if err != nil {
@@ -251,10 +252,10 @@ func (r *Roster) catchUp(ctx context.Context) error {
 	return fmt.Errorf("cannot list the workers: changes of the store do not arrive: %w", errors.Join(store.ErrUnavailable, context.Cause(ctx)))
 }
 
-// revisionOf is a key that is read only for the revision of the store.
+// revisionOf is a key that is read only to get the store's revision.
 const revisionOf = "pool"
 
-// Select returns one page of what q selects.
+// Select returns one page of the workers that q selects.
 func (r *Roster) Select(ctx context.Context, q Query) (Page, error) {
 	if err := r.catchUp(ctx); err != nil {
 		return Page{}, err
@@ -302,7 +303,7 @@ func (r *Roster) All(ctx context.Context) ([]*Line, int64, error) {
 	return slices.Clone(r.names), r.at, nil
 }
 
-// named returns the lines with one name. s is sorted by name.
+// named returns the lines of the workers called name. s must be sorted by name.
 func named(s []*Line, name string) []*Line {
 	i, _ := slices.BinarySearchFunc(s, name, func(l *Line, name string) int { return cmp.Compare(l.Worker.Name, name) })
 	n := i
@@ -312,8 +313,7 @@ func named(s []*Line, name string) []*Line {
 	return s[i:n]
 }
 
-// cursor returns the line at which a page ended, with the fields of its order
-// only.
+// cursor returns a Line that sorts like the last worker of the previous page.
 func cursor(after string, byName bool) *Line {
 	l := &Line{}
 	l.Worker.ID = after

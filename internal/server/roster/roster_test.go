@@ -22,8 +22,8 @@ import (
 
 var by = audit.Actor{Name: "test", Kind: audit.KindUser}
 
-// TestListsWhatTheStoreHas creates, moves and removes workers and compares each
-// listing, page by page, with the records of the same moment.
+// TestListsWhatTheStoreHas creates, changes and removes workers, and checks that each
+// listing, page by page, equals one computed from all records at the same moment.
 func TestListsWhatTheStoreHas(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -54,7 +54,7 @@ func TestListsWhatTheStoreHas(t *testing.T) {
 	})
 }
 
-// churn changes one worker.
+// churn makes one random change.
 func churn(t *testing.T, rng *rand.Rand, f *fleet.Fleet) {
 	ctx := t.Context()
 	l, err := f.Workers(ctx, worker.Filter{WithTerminated: true}, "", 1000)
@@ -112,7 +112,7 @@ func draw(rng *rand.Rand) roster.Query {
 	return q
 }
 
-// pages returns the IDs of all pages, and checks the total.
+// pages reads all pages, checks the total and returns the IDs.
 func pages(t *testing.T, r *roster.Roster, q roster.Query) []string {
 	var out []string
 	for {
@@ -131,7 +131,7 @@ func pages(t *testing.T, r *roster.Roster, q roster.Query) []string {
 	}
 }
 
-// naive selects from all records.
+// naive selects from all records, without the roster.
 func naive(t *testing.T, f *fleet.Fleet, q roster.Query) []string {
 	all, err := f.Workers(t.Context(), worker.Filter{WithTerminated: true}, "", 1000)
 	if err != nil || all.Next != "" {

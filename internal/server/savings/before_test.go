@@ -20,8 +20,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// lived is a fleet whose audit log contains one worker's life, and that worker.
-// It is the roster and the template of that worker, too.
+// lived is a fleet whose audit log contains the life of one worker. It also serves as
+// roster and as source of templates.
 type lived struct {
 	t      *testing.T
 	fleet  *fleet.Fleet
@@ -55,7 +55,8 @@ func (l *lived) move(hour float64, to power.Worker) {
 	l.w.Status = to
 }
 
-// pause decides on a stop, which is carried out within the hour.
+// pause records a decision to stop the worker at an hour. The stop follows within the
+// hour.
 func (l *lived) pause(hour float64, reason power.Reason) {
 	e := audit.Entry{At: l.at(hour), Action: "pause_intended", Events: []string{audit.EventPaused}, Reason: string(reason), By: audit.Actor{Name: "x"}}
 	if reason == power.ReasonScaleDown {
@@ -91,8 +92,8 @@ func (l *lived) past(from, to time.Time) map[string]*history.Past {
 	return all
 }
 
-// between sums up the worker's states between two hours, and the effect of a
-// policy that never pauses, as if it had been checked all the time.
+// between sums up the worker's states between two hours, and simulates a policy that
+// never pauses, as if the worker had been checked all the time.
 func (l *lived) between(from, to float64) (savings.Sum, *evidence.Trial) {
 	l.t.Helper()
 	a, b := l.at(from), l.at(to)
@@ -106,13 +107,13 @@ func (l *lived) between(from, to float64) (savings.Sum, *evidence.Trial) {
 
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-6 }
 
-// TestPeriodBeginsInAStop checks that a stop that began before the queried
-// period is attributed to its maker, lull or others, whether it ends
-// within the period, continues, or was in progress when the period began.
+// TestPeriodBeginsInAStop checks that a stop that began before the period is
+// attributed to lull or to others, as decided then, whether it was in progress when
+// the period began, ends within it or lasts longer.
 func TestPeriodBeginsInAStop(t *testing.T) {
 	for _, reason := range []power.Reason{power.ReasonIdleTimeout, power.ReasonSchedule, power.ReasonTTL, power.ReasonScaleDown, power.ReasonManual, power.ReasonExternal} {
 		for _, ends := range []bool{false, true} {
-			for _, from := range []float64{10.125, 10.375, 12} { // intended, stopping, stopped
+			for _, from := range []float64{10.125, 10.375, 12} { // after the decision, during the stop, and stopped
 				l := live(t)
 				l.move(0, power.WorkerPending)
 				l.move(1, power.WorkerRunning)
@@ -145,9 +146,9 @@ func TestPeriodBeginsInAStop(t *testing.T) {
 	}
 }
 
-// TestEndedWorkersSaveNothing checks that a terminated worker has no running
-// time, no avoided time and no storage costs, whatever it was before, and that
-// a termination refused by EC2 ends nothing.
+// TestEndedWorkersSaveNothing checks that a terminated worker has no running time, no
+// avoided time and no storage costs, whatever its state before, and that a
+// termination refused by EC2 does not end a worker.
 func TestEndedWorkersSaveNothing(t *testing.T) {
 	for _, gone := range []power.Worker{power.WorkerTerminating, power.WorkerTerminated} {
 		l := live(t)

@@ -1,11 +1,11 @@
-// Package savings sums up what the real stops of a fleet avoided, in hours and
-// in money, and the idle hours that were not avoided, with their cause.
+// Package savings sums up what the actual stops of a fleet avoided, in hours and in
+// money, and the idle hours that were not avoided, with their cause.
 //
-// Only stops that lull made itself count as avoided; time in use is never
-// counted as idle, and time without checks is reported as such. Money is
-// reported only where every price is known, and the missing prices are named.
-// Errors: *failure.Invalid for a question that cannot be answered, and those of
-// the records. Nothing is changed.
+// Only stops that lull decided count as avoided hours. Time in use never counts as
+// idle, and time without checks is reported as such. Money is reported only where
+// every price is known, and the missing prices are named. Errors: *failure.Invalid
+// for a question that cannot be answered, and those of the records. Nothing is
+// changed.
 package savings
 
 import (
@@ -41,30 +41,29 @@ type Policies interface {
 	PolicyWith(now time.Time, w *worker.Worker, tmpl *launch.Template) policy.Resolved
 }
 
-// Ledger holds what savings are computed from.
+// Ledger holds the sources of the sums.
 type Ledger struct {
 	Records  Records
 	Policies Policies
 	Prices   savings.Prices
 }
 
-// Question says what to sum up, and how.
+// Question says what to sum up.
 type Question struct {
 	By     string // worker, region, policy, instance_type, or tag:NAME
-	Every  string // also each day, week or month; empty for none
-	IdleBy string // also the idle hours of the week of each, as By; empty for none
-	Most   int    // of those groups; 0 is maxPatterns
+	Every  string // if not empty, also sum up each day, week or month
+	IdleBy string // if not empty, also return each group's idle hours of the week; grouped like By
+	Most   int    // maximum number of those groups; 0 is maxPatterns
 	Idle   bool   // whether to read the evidence for idle hours
-	Zone   string // in which days begin and hours are counted
+	Zone   string // zone of days and hours
 }
 
-// Limits of an answer: the longest period, that without a beginning, and what
-// it contains.
+// Limits of an answer: the longest period, the default period, and its size.
 const (
-	Longest       = 93 * 24 * time.Hour // the audit log, on which it is based, keeps 90 days
+	Longest       = 93 * 24 * time.Hour // the audit log keeps 90 days
 	Usual         = 30 * 24 * time.Hour
 	maxPeriodSums = 20_000
-	maxParts      = 100 // more than Longest has days
+	maxParts      = 100 // above the number of days in Longest
 	maxPatterns   = 1_000
 	hoursInWeek   = 7 * 24
 )
@@ -87,7 +86,7 @@ func groupKey(field, by string) (func(savings.Use) (key, name string), error) {
 	return nil, invalid(field, "want worker, region, policy, instance_type or tag:NAME")
 }
 
-// Sum answers in over a period that is valid by history.Period.
+// Sum answers in over [from, to), a period that history.Period has validated.
 func (l *Ledger) Sum(ctx context.Context, in Question, from, to time.Time) (control.Savings, error) {
 	out := control.Savings{From: from, To: to, By: in.By, Groups: []savings.Sum{}, NotAvoided: map[string]float64{}, IdleByHour: make([]float64, hoursInWeek), Missing: []evidence.Missing{}, MissingPrices: []savings.MissingPrice{}}
 	key, err := groupKey("by", in.By)
@@ -160,7 +159,7 @@ func (l *Ledger) Sum(ctx context.Context, in Question, from, to time.Time) (cont
 			out.NotAvoided[cause] += hours
 		}
 		if cause == notRecorded || cause == string(idle.SignalUnknown) {
-			return // it may have been in use
+			return // the worker may have been in use
 		}
 		if cause != inUse {
 			byHour(out.IdleByHour, from, to, zone)
@@ -194,8 +193,8 @@ func (l *Ledger) Sum(ctx context.Context, in Question, from, to time.Time) (cont
 	return out, err
 }
 
-// rest adds the stopped hours of groups, and as unknown what then remains of the
-// hours during which their workers existed.
+// rest adds to each group the hours in which its workers were stopped. The remaining
+// hours of the workers' existence are added as unknown.
 func rest(groups []control.IdlePattern, all map[string]*history.Past, key func(savings.Use) (string, string), from, to time.Time, zone *time.Location) {
 	byKey := map[string]*control.IdlePattern{}
 	for i := range groups {
@@ -220,14 +219,14 @@ func rest(groups []control.IdlePattern, all map[string]*history.Past, key func(s
 		for h := range g.Unknown {
 			g.Unknown[h] = max(0, g.Unknown[h]-g.Hours[h]-g.InUse[h]-g.Stopped[h])
 			for _, hours := range [][]float64{g.Hours, g.InUse, g.Stopped, g.Unknown} {
-				hours[h] = math.Round(hours[h]*1e4) / 1e4 // a third of a second
+				hours[h] = math.Round(hours[h]*1e4) / 1e4 // to a third of a second
 			}
 		}
 	}
 }
 
-// uses returns what workers did in [from, to). With byPolicy there is an
-// additional use of a worker for each former policy under which it was stopped.
+// uses returns each worker's use in [from, to). With byPolicy, a worker has an
+// additional use for each former policy that stopped it.
 func uses(all map[string]*history.Past, from, to time.Time, byPolicy bool) []savings.Use {
 	var out []savings.Use
 	for _, p := range all {
@@ -283,8 +282,8 @@ func parts(from, to time.Time, every string, zone *time.Location) ([]control.Sav
 	return out, nil
 }
 
-// nextPart returns the end of the day, week or month that contains at: the
-// first moment of the next one, which is not midnight where the clock skips it.
+// nextPart returns the first moment of the day, week or month after the one that
+// contains at. That is not midnight where the clock skips midnight.
 func nextPart(at time.Time, every string, zone *time.Location) time.Time {
 	for day := when.DateOf(at.In(zone)); ; day = day.Add(1) {
 		next := day.Add(1)
@@ -294,17 +293,17 @@ func nextPart(at time.Time, every string, zone *time.Location) time.Time {
 		case "week":
 			next = day.Add(7 - (int(day.Weekday())+6)%7)
 		}
-		// If the clock is set back over midnight, it shows a day again although
-		// the next one has already begun.
+		// If the clock is set back over midnight, it shows the old day again after
+		// the next day has begun.
 		if end := next.First(0, zone); end.After(at) {
 			return end.UTC()
 		}
 	}
 }
 
-// idlest returns the patterns with idle hours, the costliest first, then those
-// without a price, the idlest first; at most limit, or maxPatterns if that is 0.
-// all is their number without the limit.
+// idlest returns the patterns with idle hours: first those with a price, costliest
+// first, then the others, idlest first. It returns at most limit of them, or
+// maxPatterns if limit is 0; all is their total number.
 func idlest(patterns map[string]*control.IdlePattern, limit int) (out []control.IdlePattern, all int) {
 	sum := func(p control.IdlePattern) (h float64) {
 		for _, x := range p.Hours {
@@ -329,15 +328,16 @@ func idlest(patterns map[string]*control.IdlePattern, limit int) (out []control.
 	return out[:min(len(out), cmp.Or(limit, maxPatterns), maxPatterns)], len(out)
 }
 
-// notRecorded is the cause of idle time without records, and inUse stands in the
-// place of a cause for time in use.
+// notRecorded is the cause of idle time without records. inUse takes the place of a
+// cause for time in use.
 const (
 	notRecorded = "not_recorded"
 	inUse       = "in_use"
 )
 
-// idleTime returns the part of a stretch after begin during which the worker ran,
-// and what kept it running, or inUse; cause is empty if there is none.
+// idleTime returns the part of a stretch after begin in which the worker ran, and
+// what kept it running: the cause of idle time, or inUse. cause is empty if there is
+// no such part.
 func idleTime(p *history.Past, x evidence.Stretch, begin time.Time) (from, to time.Time, cause string) {
 	if x.Check == nil {
 		return from, to, ""
@@ -361,11 +361,11 @@ func idleTime(p *history.Past, x evidence.Stretch, begin time.Time) (from, to ti
 	return from, to, cmp.Or(evidence.KeptUp(&x.Check.Verdict, time.Duration(x.Check.Policy.CheckInterval), x.From), inUse)
 }
 
-// byHour adds [from, to) to the hours of the week that it covers.
+// byHour adds the duration of [from, to) to the hours of the week in which it falls.
 func byHour(sums []float64, from, to time.Time, zone *time.Location) {
 	for at := from.In(zone); at.Before(to); {
-		// Zone changes need not be at whole hours, so an hour ends when its
-		// remaining minutes are over.
+		// A zone's offset need not be whole hours, so an hour ends when the clock's
+		// minutes reach 0.
 		end := at.Add(time.Hour - time.Duration(at.Minute())*time.Minute - time.Duration(at.Second())*time.Second - time.Duration(at.Nanosecond()))
 		if end.After(to) {
 			end = to

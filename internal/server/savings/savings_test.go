@@ -14,8 +14,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestParts checks that days, weeks and months cover the time without a gap,
-// including clock changes, leap days and months of any length.
+// TestParts checks that days, weeks and months cover a period without gaps, across
+// clock changes, leap days and months of any length.
 func TestParts(t *testing.T) {
 	berlin, kolkata, howe := zone(t, "Europe/Berlin"), zone(t, "Asia/Kolkata"), zone(t, "Australia/Lord_Howe")
 	for _, c := range []struct {
@@ -64,9 +64,9 @@ func divided(t *testing.T, from, to time.Time, every string, zone *time.Location
 	return out
 }
 
-// TestPartsWhereMidnightIsSkipped checks that a day begins when the clock says
-// so, even if it skips midnight, and that in every time zone, around each clock
-// change, a step leads to the next calendar day.
+// TestPartsWhereMidnightIsSkipped checks that a day begins when the zone's clock says
+// so, even if it skips midnight. In every time zone, around each clock change, a step
+// must lead to the next calendar day.
 func TestPartsWhereMidnightIsSkipped(t *testing.T) {
 	for name, want := range map[string]string{
 		"America/Santiago": "2026-09-06T04:00:00Z", "America/Havana": "2026-03-08T05:00:00Z", "Atlantic/Azores": "2026-03-29T01:00:00Z",
@@ -113,8 +113,8 @@ func moment(t *testing.T, text string) time.Time {
 	return at
 }
 
-// TestHoursOfTheWeek checks that an hour counts where it is on the zone's
-// clock, and that a repeated hour counts twice.
+// TestHoursOfTheWeek checks that time counts for the hour that the zone's clock
+// shows, so an hour that is repeated counts twice.
 func TestHoursOfTheWeek(t *testing.T) {
 	sums := make([]float64, hoursInWeek)
 	byHour(sums, moment(t, "2026-10-24T22:00:00Z"), moment(t, "2026-10-25T23:00:00Z"), zone(t, "Europe/Berlin"))
@@ -128,9 +128,9 @@ func TestHoursOfTheWeek(t *testing.T) {
 	}
 }
 
-// TestStopsCountForTheirPolicy checks that a stop counts for the policy that
-// applied when it was decided, although another one applies now, and that the
-// worker still counts as one.
+// TestStopsCountForTheirPolicy checks that a stop counts for the policy that applied
+// when it was decided, even if another applies now, and that such a worker is still
+// counted once.
 func TestStopsCountForTheirPolicy(t *testing.T) {
 	l := live(t)
 	for _, e := range []audit.Entry{

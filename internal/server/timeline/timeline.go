@@ -1,10 +1,9 @@
-// Package timeline draws what was recorded of a worker or a machine with an
-// agent over a period: its signals, its verdicts and its power.
+// Package timeline returns the recorded signals, verdicts and power states of a
+// worker, or of a machine with an agent, over a period.
 //
-// The number of points per signal is bounded, whatever the length of the
-// period: of the readings that share a point the most active one is shown, and
-// time that nothing is known about is never shown as quiet. Time without
-// records is listed as missing unless the worker did not run.
+// The number of points per signal is limited, whatever the length of the period. Of
+// the readings that share a point, the most active one is shown. Unrecorded time is
+// never shown as quiet; it is listed as missing unless the worker did not run.
 package timeline
 
 import (
@@ -21,24 +20,24 @@ import (
 	"lull/internal/server/history"
 )
 
-// Limits of a timeline: its length, and the points per signal.
+// Limits of a timeline: the longest period, and the points per signal.
 const (
 	Longest   = 35 * 24 * time.Hour
 	maxPoints = 2000
 )
 
-// Usual is the length of a timeline without a beginning.
+// Usual is the default period of a timeline.
 const Usual = 24 * time.Hour
 
 // Subject identifies the object of a timeline.
 type Subject struct {
-	Object  string                   // of the records
+	Object  string                   // object ID of the records
 	Worker  *worker.Worker           // nil if the machine is no worker
-	Changes []control.TimelineChange // of the worker, since before the period and up to now
+	Changes []control.TimelineChange // the worker's changes from before the period up to now
 }
 
-// Draw returns the timeline of a period that is valid by history.Period, with
-// about points points per signal and at most twice as many.
+// Draw returns the timeline of [begin, end), a period that history.Period has
+// validated. Each signal gets about points points, and at most twice as many.
 func Draw(ctx context.Context, from history.Evidence, of Subject, begin, end time.Time, points int) (control.Timeline, error) {
 	l := &lines{t: control.Timeline{From: begin, To: end, Signals: []control.TimelineSignal{}, Verdicts: []control.TimelineVerdict{},
 		Changes: []control.TimelineChange{}, Missing: []evidence.Missing{}}, width: end.Sub(begin) / time.Duration(points), most: points}
@@ -63,7 +62,7 @@ func Draw(ctx context.Context, from history.Evidence, of Subject, begin, end tim
 	return l.done(), nil
 }
 
-// follows adds a worker's power changes, which reach to the present.
+// follows adds a worker's power states. Its changes reach up to now.
 func (l *lines) follows(w *worker.Worker, changes []control.TimelineChange) {
 	l.t.WorkerID, l.t.Power = w.ID, history.Powers(changes, string(w.Status), history.Later(l.t.From, w.CreatedAt), l.t.To)
 	l.off = history.Stops(changes, string(w.Status), l.t.To)
@@ -74,8 +73,8 @@ func (l *lines) follows(w *worker.Worker, changes []control.TimelineChange) {
 	}
 }
 
-// seenUp returns the power of a machine that is known only by its own reports:
-// it ran when it reported, and is unknown in between.
+// seenUp returns the power states of a machine that is known only from its own
+// reports: running when it reported, and unknown in between.
 func seenUp(verdicts []control.TimelineVerdict, from, to time.Time) []control.TimelinePower {
 	out := []control.TimelinePower{}
 	add := func(status string, end time.Time) {
@@ -102,11 +101,11 @@ func seenUp(verdicts []control.TimelineVerdict, from, to time.Time) []control.Ti
 type lines struct {
 	t     control.Timeline
 	off   []evidence.Off
-	width time.Duration // length of time that one point covers
+	width time.Duration // duration that one point covers
 	most  int
 }
 
-// add adds one stretch, without the times at which the worker did not run.
+// add adds one stretch, except for the times at which the worker did not run.
 func (l *lines) add(s evidence.Stretch) {
 	for _, o := range l.off {
 		if !o.To.After(s.From) || !o.From.Before(s.To) {
@@ -121,7 +120,7 @@ func (l *lines) add(s evidence.Stretch) {
 			return
 		}
 		if s.Known {
-			s.Known = false // a state before the stop does not apply to the time after it
+			s.Known = false // readings before the stop do not apply after it
 		}
 	}
 	l.draw(s)
@@ -164,10 +163,10 @@ func (l *lines) draw(s evidence.Stretch) {
 	l.t.Verdicts = append(l.t.Verdicts, next)
 }
 
-// point adds a reading, or merges it with the last one when both fall into the
-// width of one point. The more active one is then shown, and unrecorded time
-// between them makes the point unknown rather than quiet. So there are at most
-// two points per width.
+// point adds a reading as a point, or merges it into the last point if both are
+// within one width. A merged point shows the more active reading, and is unknown
+// rather than quiet if there is unrecorded time in between. There are at most two
+// points per width.
 func (l *lines) point(from, to time.Time, r *idle.Reading, at time.Time) {
 	i := slices.IndexFunc(l.t.Signals, func(s control.TimelineSignal) bool { return s.Signal == r.Signal })
 	if i < 0 {
@@ -205,8 +204,8 @@ func (l *lines) point(from, to time.Time, r *idle.Reading, at time.Time) {
 	s.Points = append(s.Points, p)
 }
 
-// weight orders points by what must not be lost: use first, then unknown, then
-// the higher value.
+// weight orders points by importance: use, then unknown, then quiet; among equals the
+// higher value.
 func weight(p control.TimelinePoint) float64 {
 	w := map[idle.State]float64{idle.Active: 3, idle.Unknown: 2, idle.Quiet: 1}[p.State] * 1e18
 	if p.Value != nil {
@@ -215,7 +214,7 @@ func weight(p control.TimelinePoint) float64 {
 	return w
 }
 
-// miss adds a missing time range, clipped to the timeline.
+// miss adds a missing period, clipped to the timeline.
 func (l *lines) miss(m evidence.Missing) {
 	if m.From.Before(l.t.From) {
 		m.From = l.t.From

@@ -1,10 +1,10 @@
 // Package web serves the dashboard: the files built from /web, embedded in the
 // binary.
 //
-// Pages run and load files only from this server. No page is cached across an
-// upgrade: browsers may cache only files whose name contains their hash. The
-// files need no authorization because they hold no data; everything they show
-// comes from the API.
+// Pages load and run only files from this server. Browsers may cache only files whose
+// name contains a hash of their content, so no page is cached across an upgrade. The
+// files need no authorization because they hold no data; everything they show comes
+// from the API.
 package web
 
 import (
@@ -20,13 +20,13 @@ import (
 //go:embed all:dist
 var built embed.FS
 
-// policy allows pages to run and load only their own files, forbids framing,
-// and forbids scripts from text.
+// policy allows pages to load and run only their own files. It forbids framing and
+// inline scripts.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; " +
 	"manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 
-// Handler serves the files, and the start page for every other path: the page
-// itself interprets the path.
+// Handler serves the files. For every other path it serves the start page, whose
+// script interprets the path.
 func Handler() http.Handler {
 	files, err := fs.Sub(built, "dist")
 	if err != nil {

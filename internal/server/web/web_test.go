@@ -19,9 +19,9 @@ import (
 // sources is the directory of the dashboard's sources, relative to this one.
 const sources = "../../../web"
 
-// TestBuiltFromTheseSources fails if /web was changed and not rebuilt, or if
-// the build result was edited. The build writes a hash of the sources
-// (web/vite.config.js) and names each file after its content.
+// TestBuiltFromTheseSources fails if /web was changed and not rebuilt, or if the
+// built files were edited. The build (web/vite.config.js) writes a hash of the
+// sources and names each file after its content.
 func TestBuiltFromTheseSources(t *testing.T) {
 	names := []string{"index.html", "package-lock.json", "package.json", "tsconfig.json", "vite.config.js"}
 	for _, dir := range []string{"public", "src"} {
@@ -51,8 +51,8 @@ func TestBuiltFromTheseSources(t *testing.T) {
 	}
 }
 
-// TestPages checks that every path of a page returns the start page, under a
-// policy that allows nothing from other origins.
+// TestPages checks that the path of every page returns the start page, under a policy
+// that allows nothing from other origins.
 func TestPages(t *testing.T) {
 	ask := func(method, path string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
