@@ -57,8 +57,8 @@ func report(at time.Time, sequence uint64, cpu float64, used time.Time) control.
 	return r
 }
 
-// TestDayOfAnAgent checks that a day of reports every 45 s, eight hours of it
-// in use, takes no more space than a worker's, and that the values between its
+// TestDayOfAnAgent checks that a day of reports every 45 s, eight hours of it in use,
+// takes no more space than a worker's day, and that the maximum values between two
 // records are known.
 func TestDayOfAnAgent(t *testing.T) {
 	d := newDisk(t)
