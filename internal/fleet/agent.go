@@ -15,9 +15,9 @@ import (
 	"lull/internal/store"
 )
 
-// WorkerOfMachine returns the worker that a machine is, found by the worker's
-// ID or by its instance ID in a region. If region is empty, the default region
-// and every configured one are searched. Errors: NotFound.
+// WorkerOfMachine returns the worker whose machine this is. machine is the worker's
+// ID or its EC2 instance's ID in region. If region is empty, the default region and
+// every configured one are searched. Errors: NotFound.
 func (f *Fleet) WorkerOfMachine(ctx context.Context, machine, region string) (worker.Worker, error) {
 	if failure.CheckName("machine", machine) != nil || region != "" && failure.CheckName("region", region) != nil {
 		return worker.Worker{}, &failure.NotFound{Kind: "worker", Name: machine}
@@ -47,24 +47,23 @@ func (f *Fleet) WorkerOfMachine(ctx context.Context, machine, region string) (wo
 	}
 	w, err := f.Worker(ctx, owner)
 	if err == nil && w.EC2InstanceID != machine {
-		return worker.Worker{}, &failure.NotFound{Kind: "worker", Name: machine} // it has another instance now
+		return worker.Worker{}, &failure.NotFound{Kind: "worker", Name: machine} // the worker has another EC2 instance now
 	}
 	return w, err
 }
 
 // AgentStop is the intent of an agent to stop its own machine.
 type AgentStop struct {
-	Generation uint64       // the agent's own
+	Generation uint64       // number that the agent gave to the intent
 	Reason     power.Reason // idle_timeout or ttl
 	Detail     string
 	Shadow     bool // the whole server is in dry run
 }
 
-// AgentIntends records that an agent is about to stop its machine. It is
-// durable before the agent acts, and counted here, once. A repetition for the
-// same generation gets the same answer. The agent may act on idleness only
-// while it holds the power and nothing in the fleet forbids it. Errors:
-// NotFound, Refused.
+// AgentIntends records that an agent is about to stop its machine. The intent is
+// durable, and counted, before the agent acts; a repeated call for the same
+// generation gets the same answer. The agent may act on idleness only while it is the
+// pause holder and nothing in the fleet forbids the pause. Errors: NotFound, Refused.
 func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (worker.Worker, error) {
 	return f.Change(ctx, id, Changing{By: worker.ByAgent, Limits: true, Rules: true}, func(w *worker.Worker, tx *worker.Tx) error {
 		refuse := func(reason, format string, args ...any) error {
@@ -102,7 +101,8 @@ func (f *Fleet) AgentIntends(ctx context.Context, id string, a AgentStop) (worke
 	})
 }
 
-// AgentWithdraws withdraws an agent's intent: it did not stop its machine.
+// AgentWithdraws withdraws an agent's intent, because the agent did not stop its
+// machine.
 func (f *Fleet) AgentWithdraws(ctx context.Context, id string, generation uint64, why string) (worker.Worker, error) {
 	return f.Change(ctx, id, Changing{By: worker.ByAgent}, func(w *worker.Worker, tx *worker.Tx) error {
 		in := w.Intent

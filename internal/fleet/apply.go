@@ -10,10 +10,11 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// Apply assigns a policy or a schedule to workers: individually to those named
-// in the selector, otherwise to all that it selects, now and later. It returns
-// the changed workers, or the group. An empty group is removed. Errors:
-// Invalid, NotFound, Refused if what is to be removed is not assigned.
+// Apply assigns a policy or a schedule to workers: individually to those that the
+// selector names, otherwise to the group of all workers that it selects, now and
+// later. It returns the changed workers, or the group. A group without assignments is
+// removed. Errors: Invalid, NotFound; Refused if a name to be removed is not
+// assigned.
 func (f *Fleet) Apply(ctx context.Context, by audit.Actor, sel policy.Scope, a rules.Application) ([]worker.Worker, *policy.Group, error) {
 	if err := f.RefreshRules(ctx); err != nil {
 		return nil, nil, err
@@ -28,7 +29,7 @@ func (f *Fleet) Apply(ctx context.Context, by audit.Actor, sel policy.Scope, a r
 	if len(sel.Tags) > 0 || sel.Region != "" {
 		return nil, nil, failure.Invalidf("worker_ids", "give workers or a selector, not both")
 	}
-	for _, id := range sel.Workers { // all or none, except for concurrent changes
+	for _, id := range sel.Workers { // all or none, unless one changes concurrently
 		w, err := f.Worker(ctx, id)
 		if err != nil {
 			return nil, nil, err

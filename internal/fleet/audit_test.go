@@ -16,7 +16,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// counting is a store that counts the records and the bare keys read from it.
+// counting is a store that counts the records and the keys without data that are read
+// from it.
 type counting struct {
 	store.Store
 	records, keys int
@@ -38,9 +39,8 @@ func (c *counting) Commit(ctx context.Context, t store.Txn) (store.Result, error
 	return r, err
 }
 
-// TestAuditReadsItsOwn counts the reads of a query about one worker, and of one
-// about the newest entries, in a log with other entries. They do not grow with
-// the log.
+// TestAuditReadsItsOwn checks that a query about one worker, and one about the newest
+// entries, read no more of a log that has many other entries.
 func TestAuditReadsItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()
@@ -69,7 +69,7 @@ func TestAuditReadsItsOwn(t *testing.T) {
 		}
 		write("", 5, time.Second)
 		write("mine", 5, 48*time.Hour)
-		write("mine-too", 5, time.Minute) // its name begins with the other's
+		write("mine-too", 5, time.Minute) // its ID begins with the ID of the other worker
 		asked := func(name string, records, keys int, ask func() []audit.Entry, want ...string) {
 			t.Helper()
 			db.records, db.keys = 0, 0
@@ -146,9 +146,9 @@ func TestAuditReadsItsOwn(t *testing.T) {
 	})
 }
 
-// TestAuditPagesAreBounded counts the reads of one page of a log in which
-// little is selected, and of one that is written at one moment. A short or
-// empty page continues where it stopped.
+// TestAuditPagesAreBounded limits how much is read for one page of a log, if few
+// entries are selected and if many are written at one moment. A short or empty page
+// must continue where it stopped.
 func TestAuditPagesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := mem.New(mem.Options{}).Client()
@@ -175,7 +175,7 @@ func TestAuditPagesAreBounded(t *testing.T) {
 				errtest.Get(c.Commit(ctx, store.Txn{Then: ops}))(t)
 				ops = nil
 			}
-			if i < total/2 && i%20 == 0 { // the second half is within one second
+			if i < total/2 && i%20 == 0 { // the second half is written within one second
 				time.Sleep(5 * time.Minute)
 			} else if i%5 == 0 {
 				time.Sleep(time.Millisecond)
@@ -210,8 +210,8 @@ func TestAuditPagesAreBounded(t *testing.T) {
 				t.Errorf("%s: %q, want %q", p.name, got, p.want)
 			}
 		}
-		// Selections across all entries, within and before the dense part, page
-		// by page.
+		// Selections across all entries, before and within the dense half, page by
+		// page.
 		seen := map[string]bool{}
 		for q := (audit.Query{Limit: 100}); len(seen) < 2000; {
 			db.records, db.keys = 0, 0
@@ -231,7 +231,7 @@ func TestAuditPagesAreBounded(t *testing.T) {
 		if out, err := f.NewestAudit(ctx, audit.Query{To: time.Now().Add(-30 * time.Hour), Limit: 10}); err != nil || len(out.Entries) != 10 || db.records > 10 || db.keys > 600 {
 			t.Errorf("at a past time %d entries of %d records and %d keys: %v", len(out.Entries), db.records, db.keys, err)
 		}
-		// Power changes are found without reading the rest.
+		// Power changes are found without reading other entries.
 		db.records = 0
 		n := 0
 		if err := f.PowerAudit(ctx, time.Time{}, func(*audit.Entry) error { n++; return nil }); err != nil || n != total/10 || db.records != n {
@@ -240,7 +240,8 @@ func TestAuditPagesAreBounded(t *testing.T) {
 	})
 }
 
-// TestTrimTakesTheMarks checks that no mark of a removed entry is left.
+// TestTrimTakesTheMarks checks that trimming the log removes the marks of the removed
+// entries.
 func TestTrimTakesTheMarks(t *testing.T) {
 	bubble(t, map[string]any{"audit_retention_days": 1}, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()
@@ -259,8 +260,8 @@ func TestTrimTakesTheMarks(t *testing.T) {
 	})
 }
 
-// TestPastPauses checks the pauses read from the log: those that have ended,
-// newest first, without another worker's and without one that a termination
+// TestPastPauses checks that the log yields the pauses of a worker that have ended,
+// newest first, without those of other workers and without one that a termination
 // ended.
 func TestPastPauses(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {

@@ -10,9 +10,9 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// A stop or drain that is withdrawn leaves the last pause unchanged, even if
-// another user requested one in between. One that takes effect nevertheless
-// becomes the last pause.
+// TestTakenBackIsNoPause checks that a withdrawn stop or drain leaves the last pause
+// unchanged, even if another user requested one in between, and that one that takes
+// effect after all becomes the last pause.
 func TestTakenBackIsNoPause(t *testing.T) {
 	for name, c := range map[string]struct {
 		stops []worker.Pause

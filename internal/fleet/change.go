@@ -30,20 +30,20 @@ type Changing struct {
 	At int64
 	// Limits reads Pool and Halted for the change.
 	Limits bool
-	// Rules ensures, with Limits, that the rules are the newest, so that the
-	// decision follows users' latest changes.
+	// Rules makes a change with Limits fail unless the cached rules are the newest,
+	// so that it follows users' latest changes.
 	Rules bool
 }
 
-// ErrStale is a change that was decided on a record that is no longer the
-// newest. Decide again.
+// ErrStale means that a change was decided on a record that is no longer the newest.
+// The caller must decide again.
 var ErrStale = fmt.Errorf("the record has changed: %w", store.ErrConflict)
 
-// Change is the only way to write a worker's record. It is a compare-and-swap:
-// the transition is checked against the table of package power, and the pool,
-// the instance index and the audit entries are in the same transaction. A
-// change without effect writes nothing. Errors: NotFound, ErrStale,
-// power.IllegalError, those of fn and of the store.
+// Change is the only way to write a worker's record. It is a compare-and-swap: the
+// transition is checked against the table of package power, and the pool, the
+// instance index and the audit entries are written in the same transaction. If fn
+// changes nothing, nothing is written. fn may be called several times. Errors:
+// NotFound, ErrStale, power.IllegalError, those of fn and of the store.
 func (f *Fleet) Change(ctx context.Context, id string, c Changing, fn func(w *worker.Worker, tx *worker.Tx) error) (worker.Worker, error) {
 	if err := failure.CheckName("worker_id", id); err != nil {
 		return worker.Worker{}, err
@@ -67,15 +67,15 @@ func (f *Fleet) change(ctx context.Context, id string, c Changing, pooled bool, 
 	return f.now.poolers.do(&pooledChange{f: f, ctx: ctx, id: id, c: c, fn: fn, done: make(chan struct{})})
 }
 
-// sharedKeys are the records that a change with the pool reads beside its
-// worker's, in the order of shared.
+// sharedKeys are the records that a change with Limits reads besides the worker's.
+// Their order is that of decodeShared.
 var sharedKeys = []string{worker.PoolKey, halt.Key, rules.Mark}
 
-// shared has the values of the sharedKeys.
+// shared is the content of the sharedKeys.
 type shared struct {
 	pool  worker.Pool
 	halt  halt.Halt
-	rules int64 // revision of the newest change of the rules
+	rules int64 // store revision of the newest change of the rules
 }
 
 func decodeShared(view []store.Value) (s shared, err error) {
@@ -87,7 +87,7 @@ func decodeShared(view []store.Value) (s shared, err error) {
 	return s, err
 }
 
-// transact makes one change in a separate transaction.
+// transact makes one change in a transaction of its own.
 func (f *Fleet) transact(ctx context.Context, id string, c Changing, pooled bool, fn func(w *worker.Worker, tx *worker.Tx) error) (worker.Worker, error) {
 	keys := []string{worker.Key(id)}
 	if pooled {
@@ -118,7 +118,7 @@ func (f *Fleet) transact(ctx context.Context, id string, c Changing, pooled bool
 	return made.at(done.Revision), nil
 }
 
-// applied is a change in the form to write.
+// applied is a change, ready to be written.
 type applied struct {
 	w     worker.Worker
 	wrote bool // ops write the worker's record
@@ -127,7 +127,7 @@ type applied struct {
 	next  worker.Pool // the pool after the change
 }
 
-// at returns the worker as written at a revision.
+// at returns the worker as it was written at a store revision.
 func (a *applied) at(revision int64) worker.Worker {
 	if a.wrote {
 		a.w = a.w.At(revision)
@@ -135,8 +135,8 @@ func (a *applied) at(revision int64) worker.Worker {
 	return a.w
 }
 
-// apply computes the writes of one attempt. s is nil for a change that does not
-// read the pool.
+// apply computes the writes of one attempt to change a worker. s is nil if the change
+// does not read the pool.
 func (f *Fleet) apply(id string, c Changing, was store.Value, s *shared, fn func(w *worker.Worker, tx *worker.Tx) error) (applied, error) {
 	if !was.Exists() {
 		return applied{}, &failure.NotFound{Kind: "worker", Name: id}

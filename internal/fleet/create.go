@@ -30,7 +30,7 @@ type NewWorker struct {
 	Account      string `json:"account,omitempty"`    // one of aws_accounts; empty is the credentials' own
 	TemplateName string `json:"template_name"`
 	InstanceType string `json:"instance_type,omitempty"` // overrides the template's
-	AMIID        string `json:"ami_id,omitempty"`        // overrides the newest that matches
+	AMIID        string `json:"ami_id,omitempty"`        // overrides the newest image that matches
 	// WorkerID is the ID to use, for a call that may be repeated; empty
 	// generates one.
 	WorkerID string `json:"-"`
@@ -48,7 +48,7 @@ type ImportedWorker struct {
 	WorkerID string `json:"-"`
 	// Seen is EC2's description of the instance; nil if EC2 was not asked.
 	Seen *SeenInstance `json:"-"`
-	// Observable is the result of probing it; nil leaves that to the
+	// Observable is the result of probing the instance; nil leaves the probing to the
 	// controller.
 	Observable *worker.Observable `json:"-"`
 	worker.Profile
@@ -224,14 +224,14 @@ func (f *Fleet) insert(ctx context.Context, w worker.Worker, e audit.Entry) (wor
 	return w.At(done.Revision), nil
 }
 
-// UpdateWorker changes a worker's user settings. If revision is not 0 the
-// worker must have it. Errors: NotFound, Invalid, ErrStale.
+// UpdateWorker changes a worker's user settings. If revision is not 0, the record
+// must have that revision. Errors: NotFound, Invalid, ErrStale.
 func (f *Fleet) UpdateWorker(ctx context.Context, by audit.Actor, id string, revision int64, p worker.Profile) (worker.Worker, error) {
 	return f.updateWorker(ctx, by, id, revision, func(*worker.Worker) (worker.Profile, error) { return p, nil })
 }
 
-// updateWorker is UpdateWorker with a profile computed from the worker inside
-// its transaction.
+// updateWorker is UpdateWorker with the profile that of returns for the worker,
+// inside the transaction.
 func (f *Fleet) updateWorker(ctx context.Context, by audit.Actor, id string, revision int64, of func(*worker.Worker) (worker.Profile, error)) (worker.Worker, error) {
 	return f.Change(ctx, id, Changing{By: by, At: revision}, func(w *worker.Worker, tx *worker.Tx) error {
 		p, err := of(w)
@@ -256,9 +256,9 @@ func (f *Fleet) updateWorker(ctx context.Context, by audit.Actor, id string, rev
 	})
 }
 
-// ForgetWorker removes the record of a TERMINATED worker. With force it also
-// removes that of a Forgettable one, of which it is unknown what remains; the
-// audit entry says what that may be. Errors: NotFound, Refused.
+// ForgetWorker removes the record of a TERMINATED worker. With force it also removes
+// that of a Forgettable worker, whose instance may still exist; the audit entry says
+// what may be left in the cloud. Errors: NotFound, Refused.
 func (f *Fleet) ForgetWorker(ctx context.Context, by audit.Actor, id string, force bool) error {
 	if err := failure.CheckName("worker_id", id); err != nil {
 		return err
@@ -293,7 +293,8 @@ func (f *Fleet) ForgetWorker(ctx context.Context, by audit.Actor, id string, for
 
 // scaling is the record that serializes the scale-ups of a region.
 type scaling struct {
-	// Resumed are workers that a scale-up chose to start, and when.
+	// Resumed maps each worker that a scale-up chose to start to the time of the
+	// choice.
 	Resumed map[string]time.Time `json:"resumed,omitempty"`
 }
 
@@ -301,15 +302,14 @@ var scalingCodec = store.Codec[scaling]{Version: 1}
 
 func scalingKey(region string) string { return scalingPrefix + region }
 
-// resumeShows is how long a scale-up that chose a stopped worker may take to
-// record the start.
+// resumeShows is how long after a scale-up chose a stopped worker the start may take
+// to appear in the worker's record.
 const resumeShows = time.Minute
 
-// ScaleUp requests one more worker of a template: it starts a stopped one if
-// there is any, otherwise it launches one. Check and choice are one
-// transaction, so that parallel requests never exceed MAX_WORKERS_PER_REGION
-// and never choose the same worker. Errors: NotFound, Refused at the limit, and
-// those of CreateWorker.
+// ScaleUp requests one more worker of a template. It starts a stopped one if there is
+// any, and otherwise launches one. Check and choice are one transaction, so parallel
+// requests never exceed MAX_WORKERS_PER_REGION and never choose the same worker.
+// Errors: NotFound, Refused at the limit, and those of CreateWorker.
 func (f *Fleet) ScaleUp(ctx context.Context, by audit.Actor, template, region, reason string) (worker.Worker, error) {
 	if len(reason) > 512 {
 		return worker.Worker{}, failure.Invalidf("reason", "%d bytes exceed the limit of 512", len(reason))
@@ -370,8 +370,9 @@ func (f *Fleet) ScaleUp(ctx context.Context, by audit.Actor, template, region, r
 	return w.At(done.Revision), nil
 }
 
-// scale counts the live workers of a region, and chooses a stopped one of a
-// template. It returns the names in use. Errors: Refused at the limit.
+// scale counts the live workers of a region, and sets resume to a stopped worker of
+// the template if there is one. It returns the worker names in use. Errors: Refused
+// at the limit.
 func (f *Fleet) scale(ctx context.Context, region, template string, s *scaling, resume *string) (map[string]bool, error) {
 	page, err := store.List(ctx, f.store, worker.Keys())
 	if err != nil {

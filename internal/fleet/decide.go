@@ -13,9 +13,9 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// UpdateWorkerActivity writes new activity. It never moves activity back. A
-// reading without anything new writes nothing unless the stored times of the
-// last check are older than stale; 0 always writes them.
+// UpdateWorkerActivity records new activity; the time of the last activity never
+// moves back. If u has nothing new, only the times of the last check are written, and
+// only if the stored ones are older than stale.
 func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u worker.ActivityUpdate, stale time.Duration) (worker.Worker, error) {
 	return f.Change(ctx, id, Changing{By: audit.ByController, At: at}, func(w *worker.Worker, tx *worker.Tx) error {
 		news := u.Changes(w)
@@ -50,10 +50,9 @@ func (f *Fleet) UpdateWorkerActivity(ctx context.Context, id string, at int64, u
 	})
 }
 
-// Decide judges a worker and carries out the arbiter's choice, in one
-// transaction with the pool: the intent to pause or drain is durable when it
-// returns. It also writes a warning that is due, and records a guard's outcome
-// in the audit log when it changed.
+// Decide judges a worker and carries out the arbiter's choice, in one transaction
+// with the pool. The intent to pause or drain is durable when it returns. It also
+// records a warning that is due, and the outcome of a guard if that has changed.
 func (f *Fleet) Decide(ctx context.Context, id string, j worker.Judgement) (worker.Outcome, error) {
 	var out worker.Outcome
 	w, err := f.Change(ctx, id, Changing{By: audit.ByController, At: j.At, Limits: true, Rules: true}, func(w *worker.Worker, tx *worker.Tx) error {
@@ -61,7 +60,7 @@ func (f *Fleet) Decide(ctx context.Context, id string, j worker.Judgement) (work
 		guards, rules := slices.Clone(j.Guards), j.Rules(w)
 		halted := f.Halted()
 		if halted.On != tx.Halted {
-			halted = halt.Halt{On: tx.Halted} // as in this transaction
+			halted = halt.Halt{On: tx.Halted} // as read in this transaction
 		}
 		guards = append(guards, worker.Standstill(w, &rules, halted, j.Shadow)...)
 		d := worker.Case{Now: j.Now, Worker: w, Rules: &rules, Readings: j.Readings, Guards: guards,

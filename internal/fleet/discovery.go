@@ -17,9 +17,10 @@ const foundPrefix = "discovered/"
 type Scan struct {
 	At     time.Time `json:"at"`
 	NextAt time.Time `json:"next_at"`
-	// Import is the value of discovery_import at that time; off scans nothing.
+	// Import is the value of discovery_import during the scan; with off nothing is
+	// scanned.
 	Import string `json:"discovery_import"`
-	// Tag is the tag of this fleet's instances, as name=value.
+	// Tag is the tag by which this fleet's instances are found, as name=value.
 	Tag     string          `json:"tag"`
 	Regions []ScannedRegion `json:"regions"`
 }
@@ -29,22 +30,22 @@ type Scan struct {
 type ScannedRegion struct {
 	Region  string `json:"aws_region"`
 	Account string `json:"account,omitempty"`
-	// AMINamePatterns and ImageOwners select images. Instances of other images
-	// are found only by Tag.
+	// AMINamePatterns and ImageOwners select the images whose instances are found.
+	// Other instances are found only by Tag.
 	AMINamePatterns []string `json:"ami_name_patterns"`
 	ImageOwners     []string `json:"image_owners"`
 	Error           string   `json:"error,omitempty"`
-	Instances       int      `json:"instances"` // not terminated
+	Instances       int      `json:"instances"` // number of instances that are not terminated
 	Found           int      `json:"found"`
 	// Skipped counts the instances that are not listed, by Skip code.
 	Skipped map[string]int `json:"skipped"`
 }
 
-// Why an instance of a scanned region is not listed.
+// Reasons why an instance of a scanned region is not listed.
 const (
 	SkipWorker    = "worker"    // already a worker
 	SkipNoMatch   = "no_match"  // neither the tag nor the image name matches
-	SkipLaunching = "launching" // its worker is being launched
+	SkipLaunching = "launching" // the launch of its worker is in progress
 	SkipImported  = "imported"  // this scan imported it
 	SkipUnread    = "unread"    // reading the store failed
 )
@@ -85,8 +86,8 @@ type Discovered struct {
 	State         string            `json:"state"`
 	Tags          map[string]string `json:"tags,omitempty"`
 	FirstSeenAt   time.Time         `json:"first_seen_at"`
-	// Orphan means that it carries this fleet's tag, but no worker is known for
-	// it.
+	// Orphan means that the instance has this fleet's tag but belongs to no known
+	// worker.
 	Orphan bool `json:"orphan,omitempty"`
 }
 

@@ -20,16 +20,15 @@
 // reason code and the blocks (409), *Conflict (all of package failure), ErrStale (409 or 412), a
 // *power.IllegalError, or those of the store (503).
 //
-// Every write is one compare-and-swap transaction, which also contains its
-// domain events and audit entries (their IDs are the store's revisions), the
-// pool record when a worker goes up or down, and the guards of the view
-// (Guarded). No write makes a transition that package power does not have.
-// Every pause is counted once, when its intent is durable, and every resume
-// once, when RUNNING is confirmed. An automatic pause is decided in the
-// transaction that records it, against the floor, the cooldown and the halt at
-// that time.
+// Every write is one compare-and-swap transaction. It also contains the domain events
+// and audit entries (whose IDs are the store's revisions), the pool record when a
+// worker goes up or down, and the guards of the view (Guarded). No write makes a
+// transition that package power does not have.
 //
-// Not in this package: when workers are observed and commands carried out
-// (internal/controller), authorization (internal/server) and the definition of
-// idleness (package idle).
+// Every pause is counted once, when its intent is durable, and every resume once, when
+// RUNNING is confirmed. An automatic pause is decided in the transaction that records
+// it, against the floor, the cooldown and the halt at that time.
+//
+// Other packages observe workers and carry out commands (controller), authorize
+// (server) and define idleness (idle).
 package fleet

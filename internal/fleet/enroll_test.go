@@ -13,8 +13,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestEnrolling checks that an enrollment secret is good for an hour, for one
-// launch, and for as long as its worker exists.
+// TestEnrolling checks that an enrollment secret is valid for an hour, for one
+// launch, and only while its worker exists.
 func TestEnrolling(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		w := create(t, fl)

@@ -13,8 +13,8 @@ import (
 )
 
 // Enrolling returns the worker whose machine may enroll with a secret, and the
-// generation of its launch. It does not check whether the secret was already
-// used. Errors: ErrEnrollment, Refused with "enrollment_expired", those of the
+// generation of the worker's launch. It does not check whether the secret was used
+// before. Errors: ErrEnrollment, Refused with "enrollment_expired", those of the
 // store.
 func (f *Fleet) Enrolling(ctx context.Context, now time.Time, secret string) (worker.Worker, error) {
 	id, generation, err := f.ReadSecret(secret)
@@ -38,5 +38,6 @@ func (f *Fleet) Enrolling(ctx context.Context, now time.Time, secret string) (wo
 	return w, nil
 }
 
-// enrollWithin is how long after its launch was resolved a machine can enroll.
+// enrollWithin is how long after the parameters of a launch were fixed its machine
+// can enroll.
 const enrollWithin = time.Hour

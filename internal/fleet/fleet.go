@@ -24,8 +24,8 @@ type Options struct {
 	Store store.Store
 	ID    string // of this fleet, the value of the tag managed-by; never empty
 	Seal  *sealed.Sealer
-	// Accounts are the names of the accounts, besides the credentials' own,
-	// that workers may be in.
+	// Accounts are the names of the accounts that workers may be in, besides the
+	// credentials' own.
 	Accounts []string
 	// Flags, Env and File are the layers of settings above and below the stored
 	// ones.
@@ -33,7 +33,7 @@ type Options struct {
 }
 
 // Fleet is the only way to read and change the fleet's records. It is safe for
-// concurrent use. Any number of processes may have one on the same store.
+// concurrent use. Any number of processes may have a Fleet on the same store.
 type Fleet struct {
 	*audit.Log
 	*channel.Outbox
@@ -47,15 +47,14 @@ type Fleet struct {
 	now    *snapshot
 }
 
-// snapshot is the state that Run keeps current for all views of a Fleet.
+// snapshot is the state that Run keeps current, shared by all views of a Fleet.
 type snapshot struct {
 	pool    atomic.Pointer[worker.Pool]
 	poolers poolers
 }
 
-// New returns a Fleet over a store. It does no I/O: the settings are those of
-// the process until Refresh or Run has read the stored ones. Errors: faults of
-// the layers.
+// New returns a Fleet over a store. It does no I/O: until Refresh or Run has read the
+// stored settings, those of the process apply. Errors: invalid layers.
 func New(o Options) (*Fleet, error) {
 	if err := failure.CheckName("fleet id", o.ID); err != nil {
 		return nil, err
@@ -78,8 +77,8 @@ func (f *Fleet) ID() string { return f.opts.ID }
 // Store returns the fleet's store.
 func (f *Fleet) Store() store.Store { return f.store }
 
-// Guarded returns a view of f whose writes succeed only while conds hold.
-// Otherwise they fail with store.ErrLeaseLost.
+// Guarded returns a view of f whose writes fail with store.ErrLeaseLost unless all
+// conds hold.
 func (f *Fleet) Guarded(conds ...store.Cond) *Fleet {
 	g := *f
 	g.guards = append(append([]store.Cond(nil), f.guards...), conds...)
@@ -101,7 +100,7 @@ func (f *Fleet) Refresh(ctx context.Context) error {
 	return errors.Join(f.take(res.Read[0]), f.take(res.Read[1]), f.take(res.Read[2]), f.RefreshRules(ctx))
 }
 
-// take puts a record that was read or watched into the snapshot.
+// take stores a record that was read or watched in the snapshot.
 func (f *Fleet) take(v store.Value) error {
 	switch v.Key {
 	case settings.Key:
@@ -118,8 +117,8 @@ func (f *Fleet) take(v store.Value) error {
 	return nil
 }
 
-// Run keeps settings, halt, pool and rules current until ctx ends. It calls
-// fault for each unreadable record; the last good one then applies.
+// Run keeps settings, halt, pool and rules current until ctx ends. It calls fault for
+// each unreadable record; the last good one then stays in effect.
 func (f *Fleet) Run(ctx context.Context, fault func(error)) error {
 	follow := func(key string) error {
 		return store.Follow(ctx, f.store, store.Key(key), store.Follower{

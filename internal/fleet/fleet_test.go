@@ -48,7 +48,7 @@ func bubble(t *testing.T, values map[string]any, f func(t *testing.T, fl *fleet.
 	})
 }
 
-// later waits a minute of the bubble's time.
+// passMinute waits a minute of the bubble's time.
 func passMinute() { time.Sleep(time.Minute) }
 
 func create(t *testing.T, fl *fleet.Fleet) worker.Worker {
@@ -94,7 +94,8 @@ func put(t *testing.T, fl *fleet.Fleet, id string, s power.Worker) worker.Worker
 	return w
 }
 
-// Every command in every status, compared with the table of package power.
+// TestCommandsByStatus checks the effect of every command in every status against the
+// table of package power.
 func TestCommandsByStatus(t *testing.T) {
 	const refused = "refused"
 	type command struct {
@@ -175,7 +176,7 @@ func TestCommandsByStatus(t *testing.T) {
 	}
 }
 
-// The exact rules of the counters: each pause once, when its intent is durable,
+// TestCounters checks that each pause is counted once, when its intent is durable,
 // and each resume once, when RUNNING is confirmed.
 func TestCounters(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
@@ -261,8 +262,8 @@ func TestCounters(t *testing.T) {
 	})
 }
 
-// Every row of the arbiter: the five guards in their order, with and without
-// scale-down.
+// TestArbiter checks every row of the arbiter: the five guards in their order, with
+// and without scale-down.
 func TestArbiter(t *testing.T) {
 	now := time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
 	ago := func(d time.Duration) *time.Time { t := now.Add(-d); return &t }
@@ -296,7 +297,8 @@ func TestArbiter(t *testing.T) {
 	}
 }
 
-// The floor applies when every worker is idle at once, and users are exempt.
+// TestFloor checks that the floor holds if every worker is idle at once, and that it
+// does not limit users.
 func TestFloor(t *testing.T) {
 	bubble(t, map[string]any{"min_workers": 3, "worker_warn_before_minutes": 0}, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()
@@ -437,7 +439,7 @@ func TestWakeTokens(t *testing.T) {
 		if r, ok := errors.AsType[*failure.Refused](second(fl.WakeWorker(ctx, id, token))); !ok || r.Reason != "rate_limited" {
 			t.Error("a second wake at once was taken")
 		}
-		at := time.Now().Add(24 * time.Hour) // from a server with a wrong clock
+		at := time.Now().Add(24 * time.Hour) // sent by a server whose clock is wrong
 		change(t, fl, id, func(w *worker.Worker) { w.LastWakeAt = &at })
 		if _, err := fl.WakeWorker(ctx, id, token); err != nil {
 			t.Errorf("a wake after one in the future: %v", err)
@@ -502,8 +504,8 @@ func TestAuditIsBoundedAndExported(t *testing.T) {
 		}
 		var gone []audit.Entry
 		n, err := fl.TrimAudit(ctx, time.Now(), func(e []audit.Entry) error { gone = append(gone, e...); return nil })
-		// At 30 h, entries written at 0 h are older than a day: the template,
-		// the creation and two toggles.
+		// At 30 h, the entries written at 0 h are older than a day: the template, the
+		// creation and two toggles.
 		if err != nil || n != 4 || len(gone) != 4 {
 			t.Errorf("removed %d, archived %d: %v", n, len(gone), err)
 		}
@@ -523,8 +525,8 @@ func TestIllegalTransitionWritesNothing(t *testing.T) {
 	})
 }
 
-// TestScaleUpTogether checks that concurrent requests respect the limit, start
-// each stopped worker once, and create workers with different names.
+// TestScaleUpTogether checks that concurrent requests keep within the limit, start
+// each stopped worker once, and give new workers different names.
 func TestScaleUpTogether(t *testing.T) {
 	bubble(t, map[string]any{"max_workers_per_region": 8}, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()
@@ -584,9 +586,8 @@ func TestScaleUp(t *testing.T) {
 	})
 }
 
-// TestWorkersInheritLaunchOptions checks that a scaled-up worker has its
-// template's options, except those set on it, and that the password cannot be
-// read back.
+// TestWorkersInheritLaunchOptions checks that a scaled-up worker has its template's
+// options unless it sets its own, and that the password cannot be read back.
 func TestWorkersInheritLaunchOptions(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		ctx := t.Context()

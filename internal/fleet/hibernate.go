@@ -9,8 +9,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// PastPauses returns the durations of a worker's last pauses that have ended,
-// newest first, from the audit log: at most mostPauses.
+// PastPauses returns the durations of a worker's latest pauses that have ended,
+// newest first, from the audit log. It returns at most worker.MostPauses.
 func (f *Fleet) PastPauses(ctx context.Context, id string) ([]time.Duration, error) {
 	page, err := f.NewestAudit(ctx, audit.Query{WorkerID: id, Limit: 500})
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 // MaxSnooze is the maximum length of a worker's snooze.
 const MaxSnooze = 30 * 24 * time.Hour
 
-// SnoozeWorker protects a worker from automatic pauses until a time. The zero
-// time ends the protection. Errors: NotFound, Invalid.
+// SnoozeWorker protects a worker from automatic pauses until then. The zero time ends
+// the protection. Errors: NotFound, Invalid.
 func (f *Fleet) SnoozeWorker(ctx context.Context, by audit.Actor, id string, until time.Time) (worker.Worker, error) {
 	if ahead := time.Until(until); !until.IsZero() && (ahead <= 0 || ahead > MaxSnooze) {
 		return worker.Worker{}, failure.Invalidf("until", "%s is not within the next %s", until.Format(time.RFC3339), idle.Human(MaxSnooze))
@@ -50,7 +50,7 @@ func (f *Fleet) SetIdleDetection(ctx context.Context, by audit.Actor, id string,
 	})
 }
 
-// ArmWorker ends (or begins) the dry run of one worker.
+// ArmWorker ends the dry run of one worker or, if on is false, begins it.
 func (f *Fleet) ArmWorker(ctx context.Context, by audit.Actor, id string, on bool) (worker.Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		if w.Armed == on {
@@ -83,16 +83,16 @@ func hashToken(token string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// WakeWorker resumes a worker by its wake token, as an automatic action. A
-// wrong token is a NotFound, like a missing worker. Errors: Refused for a rate
-// above WAKE_INTERVAL_SECONDS, a halt, or the status.
+// WakeWorker resumes a worker by its wake token, as an automatic action. A wrong
+// token is a NotFound, like a missing worker. Errors: Refused if wakes come faster
+// than WAKE_INTERVAL_SECONDS, during a halt, or because of the status.
 func (f *Fleet) WakeWorker(ctx context.Context, id, token string) (worker.Worker, error) {
 	by := audit.Actor{Name: "wake token", Kind: audit.KindWake}
 	return f.Change(ctx, id, Changing{By: by, Limits: true, Rules: true}, func(w *worker.Worker, tx *worker.Tx) error {
 		if w.WakeTokenHash == "" || subtle.ConstantTimeCompare([]byte(hashToken(token)), []byte(w.WakeTokenHash)) != 1 {
 			return &failure.NotFound{Kind: "worker", Name: id}
 		}
-		// A wake in the future was recorded with a wrong clock.
+		// A last wake in the future was recorded by a wrong clock and does not count.
 		if at := w.LastWakeAt; at != nil && tx.Now.Sub(*at) < tx.Settings.WakeInterval && at.Sub(tx.Now) <= time.Minute {
 			return &failure.Refused{Command: "wake", Name: w.Name, Reason: "rate_limited",
 				Detail: fmt.Sprintf("it was woken less than %s ago", idle.Human(tx.Settings.WakeInterval))}
@@ -151,7 +151,7 @@ func (f *Fleet) requestLicense(ctx context.Context, by audit.Actor, id, op strin
 			return nil
 		}
 		l.PendingOperation, l.LastError, l.Reregister, l.Token = op, "", reregister, token
-		l.OperationInProgress = nil // of one that was interrupted when the machine went down
+		l.OperationInProgress = nil // left by an operation that was interrupted when the machine went down
 		tx.Note(audit.Entry{Action: "license_requested", Events: []string{audit.EventLicense}, Detail: op})
 		return nil
 	})

@@ -12,8 +12,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// Links returns the links of a warning x sent at warned, by verb; nil without
-// NOTIFY_PUBLIC_URL or without a sealing key, which signs them.
+// Links returns the links of the warning x that was sent at warned, by verb. It is
+// nil without NOTIFY_PUBLIC_URL or without a sealing key to sign them.
 func (f *Fleet) Links(worker, channel string, warned time.Time, x *warning.Warning) map[string]string {
 	return x.Links(f.Settings().NotifyPublicURL, f.opts.Seal, warning.Answer{WorkerID: worker, WarnedAt: warned.UTC(), Channel: channel})
 }
@@ -27,8 +27,8 @@ func (f *Fleet) PageOf(worker string) string {
 	return base + "/workers/" + url.PathEscape(worker)
 }
 
-// ReadAnswer verifies the token of a link. A foreign, modified or expired one
-// is a NotFound without further detail.
+// ReadAnswer verifies the token of a link. If the token is foreign, modified or
+// expired, the error is NotFound without further detail.
 func (f *Fleet) ReadAnswer(now time.Time, token string) (warning.Answer, error) {
 	return warning.Read(f.opts.Seal, now, token)
 }
@@ -43,9 +43,9 @@ func (f *Fleet) WarningOf(ctx context.Context, a warning.Answer) (*warning.Warni
 	return page.Entries[0].Warning, nil
 }
 
-// AnswerWarning carries out a link's answer, once: the same transaction ends
-// the warning. Errors: NotFound, and Refused with "answered" if the warning is
-// no longer out.
+// AnswerWarning carries out the answer of a link and ends the warning in the same
+// transaction, so that it takes effect once. Errors: NotFound, and Refused with
+// "answered" if the warning has ended.
 func (f *Fleet) AnswerWarning(ctx context.Context, a warning.Answer) (worker.Worker, error) {
 	by := audit.Actor{Name: "link in a warning", Kind: audit.KindUser}
 	if a.Channel != "" {

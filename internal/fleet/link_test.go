@@ -59,8 +59,8 @@ func warn(t *testing.T, f *fleet.Fleet, id string) time.Time {
 	return at
 }
 
-// TestWarningSentence checks that a warning says what happens, when and why,
-// and mentions idleness only if that is the reason.
+// TestWarningSentence checks that a warning says what will happen, when and why, and
+// mentions idleness only if that is the reason.
 func TestWarningSentence(t *testing.T) {
 	at := time.Date(2026, 11, 22, 16, 54, 43, 0, time.UTC)
 	for want, x := range map[string]warning.Warning{
@@ -78,8 +78,7 @@ func TestWarningSentence(t *testing.T) {
 	}
 }
 
-// TestAnswers checks that each link does what it says, once, and invalidates
-// the others.
+// TestAnswers checks that each link has its effect, once, and invalidates the others.
 func TestAnswers(t *testing.T) {
 	for verb, want := range map[string]func(w worker.Worker, pause time.Time) bool{
 		warning.Extend: func(w worker.Worker, pause time.Time) bool {
@@ -116,7 +115,7 @@ func TestAnswers(t *testing.T) {
 				if verb == warning.Stop {
 					return
 				}
-				warn(t, f, id) // links of the previous warning do not answer the next one
+				warn(t, f, id) // links of the previous warning do not answer this one
 				if _, err := f.AnswerWarning(t.Context(), a); !isRefused(err) {
 					t.Errorf("an old link answers a new warning: %v", err)
 				}
@@ -125,9 +124,9 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestExtendLife checks that the answer to the warning of a ttl_deadline moves
-// the deadline, also of a stopped worker, and that no answer without effect is
-// offered.
+// TestExtendLife checks that the answer to the warning of a ttl_deadline moves the
+// deadline, even that of a stopped worker, and that a warning offers no answer
+// without effect.
 func TestExtendLife(t *testing.T) {
 	for _, status := range []power.Worker{power.WorkerRunning, power.WorkerStopped} {
 		t.Run(string(status), func(t *testing.T) {
@@ -185,8 +184,8 @@ func read(t *testing.T, f *fleet.Fleet, link string) warning.Answer {
 	return a
 }
 
-// TestLinkEnds checks that links end by time, by activity, and by any
-// modification.
+// TestLinkEnds checks that a link becomes invalid with time, through activity, and
+// through any modification.
 func TestLinkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := linked(t)
@@ -218,7 +217,7 @@ func isRefused(err error) bool {
 	return ok && r.Reason == "answered"
 }
 
-// FuzzReadAnswer checks that only our own tokens are accepted.
+// FuzzReadAnswer checks that only tokens that lull signed are accepted.
 func FuzzReadAnswer(f *testing.F) {
 	seal, err := sealed.NewSealer([]byte(strings.Repeat("k", 32)))
 	if err != nil {

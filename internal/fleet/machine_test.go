@@ -8,8 +8,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestWorkerOfAMachineWithoutARegion checks the case that an agent without
-// access to its cloud knows its instance but no region.
+// TestWorkerOfAMachineWithoutARegion checks that a worker is found by its EC2
+// instance alone, for an agent that does not know its region.
 func TestWorkerOfAMachineWithoutARegion(t *testing.T) {
 	client := mem.New(mem.Options{}).Client()
 	t.Cleanup(client.Close)

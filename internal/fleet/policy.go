@@ -11,10 +11,11 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// errRules requests the same change with newer rules.
+// errRules requests that the change is repeated with newer rules.
 var errRules = errors.New("newer rules are needed")
 
-// subject returns the properties of w that rules depend on. tmpl may be nil.
+// subject returns the properties of w that rules match against. tmpl is the worker's
+// template and may be nil.
 func (f *Fleet) subject(w *worker.Worker, tmpl *launch.Template) *policy.Subject {
 	s := w.Subject()
 	if tmpl != nil && tmpl.IdleDetection != nil {

@@ -15,8 +15,8 @@ import (
 )
 
 // PauseWorker records the intent to stop a worker: desired STOPPED, reason and
-// generation. The controller acts on it. A worker that is stopped, or that a
-// user is already stopping, stays as it is. Errors: NotFound, Refused.
+// generation. The controller acts on it. A worker that is stopped, or that a user is
+// already stopping, is left unchanged. Errors: NotFound, Refused.
 func (f *Fleet) PauseWorker(ctx context.Context, by audit.Actor, id string, p worker.Pause) (worker.Worker, error) {
 	if p.Reason == "" {
 		p.Reason = power.ReasonManual
@@ -40,15 +40,15 @@ func (f *Fleet) DrainWorker(ctx context.Context, by audit.Actor, id string) (wor
 	return f.PauseWorker(ctx, by, id, worker.Pause{Drain: true})
 }
 
-// StartWorker and ResumeWorker are equivalent: desired RUNNING. A worker that
-// is stopping comes back when it has stopped. One whose stop was not sent yet
-// stays up. Errors: NotFound, Refused.
+// StartWorker requests RUNNING, like ResumeWorker. A worker that is stopping is
+// started once it has stopped; one whose stop was not sent yet stays up. Errors:
+// NotFound, Refused.
 func (f *Fleet) StartWorker(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 	return f.ResumeWorker(ctx, by, id)
 }
 
-// ResumeWorker requests RUNNING. For an actor that is no user it is an
-// automatic resume, which a halt refuses.
+// ResumeWorker requests RUNNING. Unless by is a user, this is an automatic resume,
+// which a halt refuses.
 func (f *Fleet) ResumeWorker(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 	origin := worker.OriginManual
 	if by.Kind != audit.KindUser {
@@ -70,8 +70,8 @@ func (f *Fleet) ResumeWorker(ctx context.Context, by audit.Actor, id string) (wo
 	})
 }
 
-// TakeStart moves a STOPPED worker with a pending start to STARTING, within the
-// budgets of automatic starts. Users' starts are counted and not held. Errors:
+// TakeStart moves a STOPPED worker with a pending start to STARTING, if the budgets
+// of automatic starts allow it. Starts of users are counted but not delayed. Errors:
 // NotFound, ErrStale, Refused with reason budget and its blocks.
 func (f *Fleet) TakeStart(ctx context.Context, id string, at int64, ec2 string) (worker.Worker, error) {
 	return f.Change(ctx, id, Changing{By: audit.ByController, At: at, Limits: true, Rules: true}, func(w *worker.Worker, tx *worker.Tx) error {
@@ -109,13 +109,13 @@ func (f *Fleet) CancelDrain(ctx context.Context, by audit.Actor, id string) (wor
 
 // Termination are the options of a termination.
 type Termination struct {
-	// LeaveLicense terminates a stopped worker although its CML license is
-	// registered and only a running CML can release the seat.
+	// LeaveLicense allows terminating a stopped worker whose CML license is
+	// registered, although its seat can then not be released.
 	LeaveLicense bool
 }
 
-// TerminateWorker terminates a worker permanently, and releases its CML license
-// first. Idleness never calls it. Errors: NotFound, Refused.
+// TerminateWorker terminates a worker permanently, after releasing its CML license.
+// It is never called because of idleness. Errors: NotFound, Refused.
 func (f *Fleet) TerminateWorker(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 	return f.Terminate(ctx, by, id, Termination{})
 }
@@ -125,7 +125,7 @@ func (f *Fleet) Terminate(ctx context.Context, by audit.Actor, id string, t Term
 	return f.Change(ctx, id, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		switch {
 		case w.Status == power.WorkerTerminating && w.TerminateFor == power.ReasonTTL:
-			w.TerminateFor, w.TerminateBy, w.StatusReason = "", &tx.By, "by "+tx.By.Name // a halt no longer holds it
+			w.TerminateFor, w.TerminateBy, w.StatusReason = "", &tx.By, "by "+tx.By.Name // requested by a user, so a halt no longer delays it
 			tx.Note(audit.Entry{Action: "terminate_intended", Detail: w.StatusReason})
 			return nil
 		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
@@ -140,8 +140,9 @@ func (f *Fleet) Terminate(ctx context.Context, by audit.Actor, id string, t Term
 	})
 }
 
-// ExpireTTL acts on a worker's ttl_deadline: it stops the worker, or terminates
-// it if its ttl_action says so. use names what was in use, for the record.
+// ExpireTTL carries out a worker's expired ttl_deadline: it stops the worker, or
+// terminates it if its ttl_action says so. use describes what was in use, for the
+// record.
 func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) (worker.Worker, error) {
 	return f.Change(ctx, id, Changing{By: audit.ByController, At: at, Limits: true}, func(w *worker.Worker, tx *worker.Tx) error {
 		switch {
@@ -157,9 +158,9 @@ func (f *Fleet) ExpireTTL(ctx context.Context, id string, at int64, use string) 
 	})
 }
 
-// RetryWorker launches a FAILED worker without an instance again, after the
-// controller has proved that the earlier launch left nothing. One with an
-// instance is started.
+// RetryWorker retries a FAILED worker. A worker with an instance is started. One
+// without is launched again, once the controller has proved that the earlier launch
+// left nothing.
 func (f *Fleet) RetryWorker(ctx context.Context, by audit.Actor, id string) (worker.Worker, error) {
 	return f.Change(ctx, id, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		if err := f.overdue(tx.Now, w, "retry"); err != nil {
@@ -183,9 +184,9 @@ func (f *Fleet) RetryWorker(ctx context.Context, by audit.Actor, id string) (wor
 	})
 }
 
-// ScheduleStart requests RUNNING because a schedule has opened. The revision at
-// must be the newest, so that it never overrides a later decision of a user.
-// Errors: NotFound, ErrStale, Refused.
+// ScheduleStart requests RUNNING because a schedule has opened. at must be the newest
+// revision, so that it never overrides a later decision of a user. Errors: NotFound,
+// ErrStale, Refused.
 func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule string) (worker.Worker, error) {
 	by := audit.Actor{Name: worker.BySchedule + schedule, Kind: audit.KindSchedule}
 	return f.Change(ctx, id, Changing{By: by, At: at, Limits: true, Rules: true}, func(w *worker.Worker, tx *worker.Tx) error {
@@ -202,8 +203,8 @@ func (f *Fleet) ScheduleStart(ctx context.Context, id string, at int64, schedule
 	})
 }
 
-// ScheduleWithdraws withdraws a pending start requested by a schedule that no
-// longer wants it. Errors: NotFound, ErrStale.
+// ScheduleWithdraws withdraws the pending start of a schedule that no longer wants
+// it. Errors: NotFound, ErrStale.
 func (f *Fleet) ScheduleWithdraws(ctx context.Context, id string, at int64) (worker.Worker, error) {
 	return f.Change(ctx, id, Changing{By: audit.ByController, At: at}, func(w *worker.Worker, tx *worker.Tx) error {
 		if !w.ForSchedule() || w.Status != power.WorkerStopped {

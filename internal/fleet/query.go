@@ -29,8 +29,8 @@ func (f *Fleet) Worker(ctx context.Context, id string) (worker.Worker, error) {
 	return worker.Decode(v)
 }
 
-// Workers lists the workers that q selects, at most limit (0 means 100, at most
-// 1000), beginning after the ID after.
+// Workers lists workers that q selects in the order of their IDs, starting after the
+// ID after. It returns at most limit; 0 means 100, and the maximum is 1000.
 func (f *Fleet) Workers(ctx context.Context, q worker.Filter, after string, limit int) (worker.Page, error) {
 	switch {
 	case limit == 0:
@@ -93,10 +93,10 @@ func (f *Fleet) WorkersByID(ctx context.Context, ids []string) ([]worker.Worker,
 	return out, nil
 }
 
-// StatusOf computes the idle status of a worker from its record, its effective
-// policy and its readings. Without readings every signal is unknown, and the
-// status says so. Only the worker's owner plans its next check. shadow means
-// that the whole server is in dry run.
+// StatusOf computes the idle status of a worker from its record, its effective policy
+// and its readings. Without readings, every signal is unknown and ReadingsUnknown is
+// set. The time of the next check is left out, because only the worker's owner plans
+// it. shadow means that the whole server is in dry run.
 func (f *Fleet) StatusOf(now time.Time, w *worker.Worker, r *policy.Resolved, readings []idle.Reading, guards []idle.Block, shadow bool) worker.IdleStatus {
 	halt := f.Halted()
 	guards = slices.Concat(guards, worker.Standstill(w, r, halt, shadow))
@@ -118,8 +118,8 @@ func (f *Fleet) StatusOf(now time.Time, w *worker.Worker, r *policy.Resolved, re
 	return st
 }
 
-// GetWorkerIdleStatus judges a worker by its stored record alone, for answers
-// when the owner of the live readings cannot be reached.
+// GetWorkerIdleStatus returns the idle status from the stored record alone, for use
+// when the worker's owner cannot be reached.
 func (f *Fleet) GetWorkerIdleStatus(ctx context.Context, id string) (worker.IdleStatus, error) {
 	w, err := f.Worker(ctx, id)
 	if err != nil {
@@ -161,8 +161,8 @@ func (f *Fleet) GetWorkerTelemetryEvents(ctx context.Context, id string) ([]work
 	return w.RecentActivityEvents, err
 }
 
-// GetWorkerEC2State returns the recorded state, for use when there is no live
-// observation; observed_at is then null.
+// GetWorkerEC2State returns the state in the record, for use without a live
+// observation. Its observed_at is null.
 func (f *Fleet) GetWorkerEC2State(ctx context.Context, id string) (worker.EC2State, error) {
 	w, err := f.Worker(ctx, id)
 	return worker.EC2State{State: w.EC2State, Tags: w.Tags}, err

@@ -17,8 +17,8 @@ import (
 // requestPrefix begins the keys of requests.
 const requestPrefix = "requests/"
 
-// Request is a command that only the owner of a worker can carry out. It is
-// durable until the owner has answered it, or for RequestTTL.
+// Request is a command that only the owner of a worker can carry out. It stays in the
+// store until it is answered, or for RequestTTL.
 type Request struct {
 	ID         string               `json:"id"`
 	Kind       string               `json:"kind"` // RequestDetect or RequestReconcile
@@ -46,8 +46,8 @@ var requestCodec = store.Codec[Request]{Version: 1}
 // DecodeRequest decodes a request from a watch or a listing.
 func DecodeRequest(v store.Value) (Request, error) { return requestCodec.Decode(v.Key, v.Data) }
 
-// AskOwner writes a request for the owner of a worker. Await waits for its
-// answer. Errors: NotFound, Invalid.
+// AskOwner writes a request for the owner of a worker. Await returns the answer.
+// Errors: NotFound, Invalid.
 func (f *Fleet) AskOwner(ctx context.Context, by audit.Actor, kind, worker string, force bool) (Request, error) {
 	if _, err := f.Worker(ctx, worker); err != nil {
 		return Request{}, err
@@ -63,7 +63,7 @@ func (f *Fleet) AskOwner(ctx context.Context, by audit.Actor, kind, worker strin
 	return r, err
 }
 
-// Request reads a request again. Errors: NotFound.
+// Request reads the current state of a request. Errors: NotFound.
 func (f *Fleet) Request(ctx context.Context, id string) (Request, error) {
 	if err := failure.CheckName("request", id); err != nil {
 		return Request{}, err

@@ -100,8 +100,8 @@ func TestPinnedSettings(t *testing.T) {
 	})
 }
 
-// For each worker: its own field, the named policy, the template, the global
-// value.
+// TestPolicyOfWorker checks the order of the layers of a worker's policy: its own
+// field, the named policy, the template, the global value.
 func TestPolicyOfWorker(t *testing.T) {
 	fl, err := fleet.New(fleet.Options{ID: "f1"})
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"lull/internal/store"
 )
 
-// Bounds of changes that are made together.
+// Limits of changes that are combined in one transaction.
 const (
 	// togetherMost is the largest number of workers changed in one transaction.
 	togetherMost = 16
@@ -20,19 +20,20 @@ const (
 	togetherWithin = 10 * time.Second
 )
 
-// poolers makes the changes of the pool of one process take turns, because all
-// of them write the same record: of a thousand workers that are paused at the
-// same moment, each would lose to hundreds of others. Changes that were decided
-// at a revision of their worker are made together: one transaction applies them
-// one after the other, each on the pool that the one before has left, so that
-// floor, cooldown and budgets hold as if each had its own.
+// poolers serializes the changes of one process that write the pool, because all of
+// them write the same record: if a thousand workers were paused at once, each change
+// would lose the race to hundreds of others.
+//
+// Changes based on a known revision of their worker are combined. One transaction
+// applies them one after the other, each to the pool that the previous one left, so
+// floor, cooldown and budgets hold as if each had its own transaction.
 type poolers struct {
 	mu      sync.Mutex
 	busy    bool
 	waiting []*pooledChange
 }
 
-// pooledChange is a change that waits for its turn.
+// pooledChange is a change that waits in a poolers.
 type pooledChange struct {
 	f    *Fleet
 	ctx  context.Context
@@ -46,17 +47,17 @@ type pooledChange struct {
 	err     error
 }
 
-// joins reports whether x may be made together with others. A change that
-// applies to any revision is made alone: if the outcome of its transaction were
-// unknown, another attempt could find its own effect.
+// joins reports whether x may be combined with other changes. A change for any
+// revision may not: if the outcome of the transaction were unknown, a repeated
+// attempt would be applied a second time.
 func (x *pooledChange) joins() bool { return x.c.At != 0 }
 
-// do makes a change in its turn. It returns before that only if the change was
-// not begun when its context ended.
+// do queues a change and waits until it is made. If x.ctx ends before the change has
+// begun, it is dropped.
 func (p *poolers) do(x *pooledChange) (worker.Worker, error) {
 	p.mu.Lock()
 	behind := len(p.waiting)
-	if !x.joins() { // users do not wait for what was decided without them
+	if !x.joins() { // changes by users go before combined changes
 		behind = slices.IndexFunc(p.waiting, (*pooledChange).joins)
 		if behind < 0 {
 			behind = len(p.waiting)
@@ -84,7 +85,7 @@ func (p *poolers) do(x *pooledChange) (worker.Worker, error) {
 	return x.w, x.err
 }
 
-// run makes changes until none waits.
+// run makes changes until none are queued.
 func (p *poolers) run() {
 	for {
 		part := p.take()
@@ -104,9 +105,8 @@ func (p *poolers) run() {
 	}
 }
 
-// take returns the changes whose turn it is: the first alone, or with those
-// behind it that may be made together with it. If none waits, the next change
-// begins a new run.
+// take removes and returns the changes to make next: the first one, with others that
+// may be combined with it. If none are queued, it marks p as idle.
 func (p *poolers) take() []*pooledChange {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,8 +129,9 @@ func (x *pooledChange) alone(ctx context.Context) {
 	x.w, x.err = x.f.transact(ctx, x.id, x.c, true, x.fn)
 }
 
-// together makes changes of different workers in one transaction; in two if it
-// is too large, and each alone if one of them no longer holds its shard.
+// together makes changes of different workers in one transaction. It splits the
+// changes in two if that is too large, and makes each alone if a guard of one of them
+// does not hold.
 func together(ctx context.Context, part []*pooledChange) {
 	keys := slices.Clone(sharedKeys)
 	var guards []store.Cond

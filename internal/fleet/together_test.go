@@ -28,7 +28,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// slowStore answers each transaction after a while, and counts them.
+// slowStore answers each commit after a delay, and counts the commits.
 type slowStore struct {
 	store.Store
 	slow    atomic.Bool
@@ -45,11 +45,10 @@ func (s *slowStore) Commit(ctx context.Context, t store.Txn) (store.Result, erro
 	return s.Store.Commit(ctx, t)
 }
 
-// TestPausesTogether checks that idle workers that are settled at the same
-// moment are paused in few transactions, and that floor, cooldown and budget
-// are kept exactly, as if each had been settled alone. A worker whose shard is
-// lost is not paused, one that has changed is stale, and a user's stop does not
-// wait for them.
+// TestPausesTogether checks that idle workers that are decided at the same moment are
+// paused in few transactions, and that floor, cooldown and budget hold exactly as if
+// each had been decided alone. A worker whose shard is lost must not be paused, one
+// that has changed must be stale, and a user's stop must not wait for them.
 func TestPausesTogether(t *testing.T) {
 	for range scaletest.N(t, 10) {
 		rng := scaletest.Random(t)
@@ -87,8 +86,8 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 		workers = append(workers, put(t, fl, w.ID, power.WorkerRunning))
 	}
 	errtest.None(t, fl.Refresh(ctx))
-	// Each is settled through the view of one of four shards, one of which may be
-	// held by another server now.
+	// Each decision uses the view of one of four shards. One of the shards may
+	// already be held by another server.
 	lost := rng.IntN(2) == 0
 	var shards []*fleet.Fleet
 	for i := range 4 {
@@ -119,7 +118,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 				Readings: []idle.Reading{{Signal: worker.SourceCML, State: idle.Quiet, At: time.Now()}}})
 			switch {
 			case lost && i%4 == 3 && i != stale:
-				// What changes nothing needs no shard.
+				// A decision that changes nothing succeeds without the shard.
 				if stored, read := fl.Worker(ctx, w.ID); !errors.Is(err, store.ErrLeaseLost) && (err != nil || out.Action != worker.ActNothing) || read != nil || stored.Intent != nil {
 					t.Errorf("of a lost shard: %s, %v; the record has %+v, %v", out.Action, err, stored.Intent, read)
 				}
@@ -156,7 +155,7 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 	want := max(0, min(mayPause, n-floor, budget))
 	kind := worker.ActPause
 	if scaleDown {
-		kind, want = worker.ActDrain, min(want, 1) // the cooldown holds the others
+		kind, want = worker.ActDrain, min(want, 1) // the cooldown holds back the others
 	}
 	if got := actions[kind]; got != want || actions[worker.ActPause]+actions[worker.ActDrain] != want {
 		t.Errorf("%v, want %d of kind %s: %d of %d may pause, floor %d, budget %d", actions, want, kind, mayPause, n, floor, budget)
@@ -173,8 +172,8 @@ func pausesTogether(t *testing.T, rng *rand.Rand) {
 	}
 }
 
-// TestFewTransactions checks that pauses decided at the same moment cost one
-// transaction for about sixteen, and that a user's stop is among the first.
+// TestFewTransactions checks that one transaction pauses up to sixteen workers that
+// are decided at the same moment, and that a user's stop goes first.
 func TestFewTransactions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()

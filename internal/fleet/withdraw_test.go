@@ -17,13 +17,13 @@ import (
 
 var bob = audit.Actor{Name: "bob", Kind: audit.KindUser}
 
-// pending is one way in which a start can be pending.
+// pending is one state in which a start is pending.
 type pending struct {
 	name string
 	make func(t *testing.T, fl *fleet.Fleet, id string)
 }
 
-// change makes one step of the controller.
+// change changes a worker as the controller would.
 func change(t *testing.T, fl *fleet.Fleet, id string, fn func(w *worker.Worker)) {
 	t.Helper()
 	errtest.Get(fl.Change(t.Context(), id, fleet.Changing{By: audit.ByController}, func(w *worker.Worker, _ *worker.Tx) error { fn(w); return nil }))(t)
@@ -80,9 +80,9 @@ func pendingStarts() []pending {
 	}
 }
 
-// The effect of each command on a pending start. The record names who withdrew
-// it, it counts as no resume, and it leaves nothing that a later start could be
-// counted with.
+// TestStartWithdrawn checks the effect of each command on a pending start. The record
+// must name who withdrew the start. The start must not count as a resume or affect
+// how a later start is counted.
 func TestStartWithdrawn(t *testing.T) {
 	commands := map[string]func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error){
 		"stop": func(ctx context.Context, fl *fleet.Fleet, id string) (worker.Worker, error) {
@@ -104,8 +104,8 @@ func TestStartWithdrawn(t *testing.T) {
 			return fl.PauseWorker(ctx, audit.ByController, id, worker.Pause{Reason: power.ReasonIdleTimeout})
 		},
 	}
-	// The result of a command: status/desired, whether the start is withdrawn,
-	// and how many more pauses are counted.
+	// end is the expected result of a command: status/desired, whether the start is
+	// withdrawn, and how many more pauses are counted.
 	type end struct {
 		to        string
 		withdrawn bool
@@ -178,8 +178,8 @@ func TestStartWithdrawn(t *testing.T) {
 	}
 }
 
-// A stop that is canceled before it was sent also ends the start that waits for
-// it: nothing is resumed, then or later.
+// TestStartThatIsNotNeeded checks that canceling a stop before it is sent also ends
+// the start that waited for it: no resume is counted, then or later.
 func TestStartThatIsNotNeeded(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID
@@ -196,7 +196,8 @@ func TestStartThatIsNotNeeded(t *testing.T) {
 	})
 }
 
-// A pending start is taken over by a requester with higher priority.
+// TestStartTakenOver checks that a requester with higher priority takes over a
+// pending start.
 func TestStartTakenOver(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID
@@ -218,8 +219,8 @@ func TestStartTakenOver(t *testing.T) {
 	})
 }
 
-// A termination requested by a deadline becomes a user's when a user requests
-// one, so that a halt no longer holds it.
+// TestTerminationForTTL checks that a user's request takes over a termination
+// requested by a deadline, so that a halt no longer delays it.
 func TestTerminationForTTL(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, fl *fleet.Fleet) {
 		id := create(t, fl).ID

@@ -1,6 +1,6 @@
-// Package audit implements the audit log: each change, with who made it and
-// why. Domain events are part of its entries. An entry is written in the
-// transaction of its change.
+// Package audit implements the audit log: each change, with who made it and why. An
+// entry also carries the domain events of its change, and is written in the same
+// transaction.
 package audit
 
 import (
@@ -66,7 +66,7 @@ const (
 	EventRules          = "rules.updated" // a policy, schedule, group, override or budget
 )
 
-// Audit actions of scaling. Others are named where they are written.
+// Audit actions of scaling. Other actions are named where they are written.
 const (
 	Provisioned     = "provisioned"
 	ProvisionFailed = "provision_failed"
@@ -101,8 +101,8 @@ type Entry struct {
 	Detail     string             `json:"detail,omitempty"`
 	Generation int64              `json:"generation,omitempty"`
 	Decision   *evidence.Decision `json:"decision,omitempty"`
-	Policy     string             `json:"policy,omitempty"`  // that applied when a pause was decided
-	Warning    *warning.Warning   `json:"warning,omitempty"` // of a pause_warning
+	Policy     string             `json:"policy,omitempty"`  // policy that applied when the pause was decided
+	Warning    *warning.Warning   `json:"warning,omitempty"` // the warning of a pause_warning
 }
 
 var entryCodec = store.Codec[Entry]{Version: 1}
@@ -135,8 +135,8 @@ func EventID(key string, index int) string {
 
 const timeLayout = "20060102T150405.000000000"
 
-// Ops returns the writes of e: the entry, whose key sorts by time, and the
-// marks that index it by worker and among those about power.
+// Ops returns the writes of e: the entry, whose key sorts by time, and its marks,
+// which index it by worker and by power.
 func Ops(e Entry) ([]store.Op, error) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -151,7 +151,7 @@ func Ops(e Entry) ([]store.Op, error) {
 	return append([]store.Op{store.Put(auditPrefix+name, data)}, marks...), err
 }
 
-// Log is the audit log in a store. Its writes succeed only while the guards hold.
+// Log is the audit log in a store. Its writes fail unless all guards hold.
 type Log struct {
 	store  store.Store
 	guards []store.Cond
@@ -160,7 +160,7 @@ type Log struct {
 // New returns the log in a store.
 func New(s store.Store, guards ...store.Cond) *Log { return &Log{s, guards} }
 
-// Query selects entries, newest last.
+// Query selects entries. Empty fields select all.
 type Query struct {
 	WorkerID string
 	Action   string
@@ -177,10 +177,10 @@ type Page struct {
 	Next    string  `json:"next,omitempty"`
 }
 
-// all reports whether q selects every entry it reads.
+// all reports whether q selects every entry in the range of keys that it reads.
 func (q *Query) all() bool { return q.Action == "" && q.By == "" && q.Kind == "" }
 
-// Takes reports whether q selects an entry with matching worker and time.
+// Takes reports whether q selects an entry whose worker and time already match.
 func (q *Query) Takes(e *Entry) bool {
 	return (q.Action == "" || e.Action == q.Action) && (q.Kind == "" || e.By.Kind == q.Kind) &&
 		(q.By == "" || strings.Contains(strings.ToLower(e.By.Name), strings.ToLower(q.By)))
@@ -200,9 +200,9 @@ func (q Query) checked() (Query, error) {
 	return q, nil
 }
 
-// Audit returns a page of the log. It reads at most maxScanned entries, so if
-// few are selected the page may be short or empty, with a Next. Errors:
-// Invalid, and those of the store.
+// Audit returns a page of the log, oldest first. It reads at most maxScanned entries,
+// so a page may be short or empty although Next is set. Errors: Invalid, and those of
+// the store.
 func (log *Log) Audit(ctx context.Context, q Query) (Page, error) {
 	q, err := q.checked()
 	if err != nil {
@@ -231,13 +231,13 @@ func (log *Log) Audit(ctx context.Context, q Query) (Page, error) {
 	}
 }
 
-// ExportAudit writes all entries of q as JSON lines.
+// ExportAudit writes all entries that q selects as JSON lines.
 func (log *Log) ExportAudit(ctx context.Context, w io.Writer, q Query) error {
 	return log.eachPage(ctx, q, func(l []Entry) error { return writeLines(w, l) })
 }
 
-// ExportAuditCSV writes all entries of q as a table, without the evidence of
-// decisions.
+// ExportAuditCSV writes all entries that q selects as a table, without the evidence
+// of decisions.
 func (log *Log) ExportAuditCSV(ctx context.Context, w io.Writer, q Query) error {
 	table := csv.NewWriter(w)
 	err := table.Write([]string{"at", "id", "action", "worker", "worker_id", "aws_region", "by", "by_kind", "from", "to", "reason", "detail"})
@@ -258,8 +258,8 @@ func (log *Log) ExportAuditCSV(ctx context.Context, w io.Writer, q Query) error 
 	})
 }
 
-// asText marks text that a spreadsheet would interpret as a formula: names and
-// reasons are user input.
+// asText escapes text that a spreadsheet would interpret as a formula, because names
+// and reasons are user input.
 func asText(s string) string {
 	if s != "" && strings.ContainsRune("=+-@\t\r", rune(s[0])) {
 		return "'" + s
@@ -297,8 +297,9 @@ func writeLines(w io.Writer, entries []Entry) error {
 	return nil
 }
 
-// Trim removes the oldest entries older than age, or beyond keep bytes in all,
-// after archive has stored them. It returns their number.
+// Trim removes the oldest entries: those older than age, and those that make the log
+// larger than keep bytes. archive must store them first. It returns how many were
+// removed.
 func (log *Log) Trim(ctx context.Context, now time.Time, age time.Duration, keep int64, archive func([]Entry) error) (int, error) {
 	total, err := log.auditSize(ctx)
 	if err != nil {

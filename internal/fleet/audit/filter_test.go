@@ -14,8 +14,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestAuditByWhom queries the entries of a user, of a kind and of both, in both
-// directions and as a table.
+// TestAuditByWhom checks queries for the entries of a user, of a kind of actor and of
+// both, oldest first, newest first and as a table.
 func TestAuditByWhom(t *testing.T) {
 	c := mem.New(mem.Options{}).Client()
 	defer c.Close()

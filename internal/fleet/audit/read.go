@@ -13,17 +13,17 @@ import (
 	"lull/internal/store"
 )
 
-// Marks index entries: keys that end like the entry's own key.
+// Marks index entries. The last part of a mark's key is that of its entry's key.
 const (
-	// markPrefix has one for each entry of a worker, below its ID.
+	// markPrefix has a mark below the worker's ID for each entry about a worker.
 	markPrefix = "audit-of/"
-	// powerPrefix has one for each entry about power, with the part of it that
-	// shows when a worker ran.
+	// powerPrefix has a mark for each entry about power. Its data is the part of the
+	// entry that shows when the worker ran.
 	powerPrefix = "audit-power/"
-	// marked is the key that records that every entry has its marks. MarkAudit
-	// adds them to a log begun by an earlier version.
+	// marked exists once every entry has its marks. For a log begun by an earlier
+	// version, MarkAudit adds them.
 	marked = "audit-marked-2"
-	// maxCursor is the maximum length of the end of an entry's key.
+	// maxCursor is the maximum length of the last part of an entry's key.
 	maxCursor = 64
 )
 
@@ -42,9 +42,9 @@ func marksOf(e *Entry, name string) ([]store.Op, error) {
 	return append(ops, store.Put(powerPrefix+name, data)), err
 }
 
-// PowerAudit yields the entries that change the power of workers, or announce a
-// change, from a time on, oldest first and without their decisions. It reads no
-// others. Errors: those of yield and of the store.
+// PowerAudit yields the entries since from that change a worker's power or announce a
+// change, oldest first and without their decisions. It reads no other entries.
+// Errors: those of yield and of the store.
 func (log *Log) PowerAudit(ctx context.Context, from time.Time, yield func(*Entry) error) error {
 	after := powerPrefix
 	if !from.IsZero() {
@@ -71,17 +71,17 @@ func (log *Log) PowerAudit(ctx context.Context, from time.Time, yield func(*Entr
 	}
 }
 
-// PowerBefore yields the entries of PowerAudit for one worker before a time. It
-// goes back only as far as necessary to determine who was stopping it or had
-// stopped it then, and why: to the decision to stop it, or to when it last
-// began to run. It gives up after maxScanned entries.
+// PowerBefore yields the entries of PowerAudit for one worker before at, oldest
+// first. It goes back until they show who had stopped the worker by then, and why: to
+// the decision to stop it, or to its last start. It gives up after maxScanned
+// entries.
 func (log *Log) PowerBefore(ctx context.Context, id string, at time.Time, yield func(*Entry) error) error {
 	w, err := log.backward(ctx, &Query{WorkerID: id, To: at})
 	if err != nil || w == nil {
 		return err
 	}
 	var found []Entry        // newest first
-	told, ran := false, true // before the entries found
+	told, ran := false, true // told ends the search; ran is whether the worker ran before the entries found
 	for scanned := 0; !told && w.end > w.oldest && scanned < maxScanned; {
 		within, err := w.names(ctx)
 		if err != nil {
@@ -97,7 +97,7 @@ func (log *Log) PowerBefore(ctx context.Context, id string, at time.Time, yield 
 			scanned += take
 			for _, v := range slices.Backward(values) {
 				if !v.Exists() {
-					continue // it is not about power
+					continue // not about power
 				}
 				e, err := DecodeEntry(v)
 				if err != nil {
@@ -121,9 +121,9 @@ func (log *Log) PowerBefore(ctx context.Context, id string, at time.Time, yield 
 	return nil
 }
 
-// MarkAudit adds marks to the entries of a log begun by an earlier version.
-// Call it once before the log is read. It is safe to call from several
-// processes.
+// MarkAudit adds missing marks to the entries of a log begun by an earlier version.
+// It must be called once before the log is read. Several processes may call it at
+// once.
 func (log *Log) MarkAudit(ctx context.Context) error {
 	_, err := store.Get(ctx, log.store, marked)
 	if !errors.Is(err, store.ErrNotFound) {
@@ -139,7 +139,7 @@ func (log *Log) MarkAudit(ctx context.Context) error {
 			after = v.Key
 			e, err := DecodeEntry(v)
 			if err != nil {
-				continue // it is found by reading the whole log
+				continue // a query of the whole log still finds the entry
 			}
 			marks, err := marksOf(&e, strings.TrimPrefix(v.Key, auditPrefix))
 			if err != nil {
@@ -160,7 +160,7 @@ func (log *Log) MarkAudit(ctx context.Context) error {
 	return nil
 }
 
-// keys returns the keys among which the entries of q are found.
+// keys returns the keys to search for the entries that q selects.
 func (q *Query) keys() store.Keys {
 	if q.WorkerID != "" {
 		return store.Prefix(markPrefix + q.WorkerID + "/")
@@ -173,17 +173,17 @@ func (q *Query) keys() store.Keys {
 type reader struct {
 	log   *Log
 	q     Query
-	after string // the name of the last one read
+	after string // name of the last entry read
 	have  []store.Value
 	ended bool
-	// scanned is the number of entries read. At maxScanned the reader stops,
-	// and bounded is set.
+	// scanned is the number of entries read. At maxScanned the reader stops and sets
+	// bounded.
 	scanned int
 	bounded bool
 }
 
-// next returns the next entry that the query selects. want is how many are
-// wanted.
+// next returns the next entry that the query selects; false if there is none. want is
+// how many entries the caller still wants, to read that many at once.
 func (r *reader) next(ctx context.Context, want int) (Entry, bool, error) {
 	for {
 		if len(r.have) == 0 {
@@ -202,7 +202,7 @@ func (r *reader) next(ctx context.Context, want int) (Entry, bool, error) {
 		r.have = r.have[1:]
 		r.after = strings.TrimPrefix(v.Key, auditPrefix)
 		if !v.Exists() {
-			continue // the log was trimmed in the meantime
+			continue // trimmed from the log meanwhile
 		}
 		e, err := DecodeEntry(v)
 		if err != nil {
@@ -249,7 +249,7 @@ func names(marks []store.Value, keys store.Keys) []string {
 	return out
 }
 
-// entries reads at most MaxOps entries below a prefix by their names.
+// entries reads the entries called names below a prefix, at most MaxOps of them.
 func (log *Log) entries(ctx context.Context, prefix string, names []string) ([]store.Value, error) {
 	if len(names) == 0 {
 		return nil, nil
@@ -269,12 +269,11 @@ const (
 	manyNames  = 512
 )
 
-// NewestAudit returns a page of the newest entries that q selects, newest
-// first. Its Next, as q.After, continues with older ones. It reads longer and
-// longer periods, and shorter ones where the log is dense, so that a long log
-// costs no more than a short one. If the filter selects little, a page may have
-// fewer entries than q.Limit, or none, and a Next. Errors: Invalid, and those
-// of the store.
+// NewestAudit returns a page of the newest entries that q selects, newest first.
+// Next, as q.After, continues with older ones. It adapts the length of the periods
+// that it reads to how dense the log is, so that a long log costs no more than a
+// short one. A page may be short or empty although Next is set. Errors: Invalid, and
+// those of the store.
 func (log *Log) NewestAudit(ctx context.Context, q Query) (Page, error) {
 	q, err := q.checked()
 	if err != nil {
@@ -304,7 +303,7 @@ func (log *Log) NewestAudit(ctx context.Context, q Query) (Page, error) {
 			for _, v := range slices.Backward(values) {
 				at := strings.TrimPrefix(v.Key, auditPrefix)
 				if !v.Exists() {
-					continue // the log was trimmed in the meantime
+					continue // trimmed from the log meanwhile
 				}
 				e, err := DecodeEntry(v)
 				if err != nil {
@@ -327,18 +326,19 @@ func (log *Log) NewestAudit(ctx context.Context, q Query) (Page, error) {
 	return out, nil
 }
 
-// backward iterates over the names of entries from the newest to the oldest.
+// backward iterates over the names of entries, newest first.
 type backward struct {
 	log         *Log
 	keys        store.Keys
 	oldest, end string // the remaining range
 	at          time.Time
-	width       time.Duration // of the next span
+	width       time.Duration // duration of the next period to read
 }
 
-// backward returns an iteration; nil if there is nothing to iterate over.
+// backward returns an iterator over the entries in the range of q; nil if there are
+// none.
 func (log *Log) backward(ctx context.Context, q *Query) (*backward, error) {
-	w := &backward{log: log, keys: q.keys(), end: "~", at: time.Now(), width: time.Minute} // entries newer than now come first
+	w := &backward{log: log, keys: q.keys(), end: "~", at: time.Now(), width: time.Minute} // first read what is newer than now
 	first, err := log.store.Range(ctx, store.Query{Keys: w.keys, Limit: 1, KeysOnly: true})
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the audit log: %w", err)
@@ -364,15 +364,15 @@ func (log *Log) backward(ctx context.Context, q *Query) (*backward, error) {
 	return w, nil
 }
 
-// names returns those of the next span, which is shortened until it contains
-// few enough of them.
+// names returns the names in the next period, oldest first. It shortens the period
+// until there are few enough of them.
 func (w *backward) names(ctx context.Context) ([]string, error) {
 	for {
 		begin := w.at.Add(-w.width)
 		from := max(w.oldest, begin.UTC().Format(timeLayout))
 		most := manyNames
 		if w.width <= time.Microsecond {
-			most = 0 // all of one moment
+			most = 0 // the entries of one moment cannot be split
 		}
 		out, all, err := w.log.namesBetween(ctx, w.keys, from, w.end, most)
 		if err != nil {
@@ -388,9 +388,9 @@ func (w *backward) names(ctx context.Context) ([]string, error) {
 	}
 }
 
-// namesBetween returns the names of entries from a time until before another.
-// It returns false if there are more than most, unless most is 0. No name
-// consists of a time alone: every name has a suffix.
+// namesBetween returns the names of entries from a time on, up to but excluding
+// another. It returns false if there are more than most, unless most is 0. A name
+// consists of a time and a suffix, so it never equals a time.
 func (log *Log) namesBetween(ctx context.Context, keys store.Keys, from, to string, most int) (out []string, all bool, err error) {
 	after := keys.Name() + from
 	for {

@@ -1,6 +1,6 @@
-// Package channel defines the receivers of notifications: which events each
-// wants and when, its position in the audit log, and its undeliverable
-// notifications.
+// Package channel defines the receivers of notifications: which events each gets and
+// when, how far each has got in the audit log, and which notifications could not be
+// delivered.
 package channel
 
 import (
@@ -38,13 +38,12 @@ const (
 // file:PATH or env:NAME, so that the secret is neither in the store, nor in a
 // backup, nor in an API response.
 type Channel struct {
-	Type string `json:"type"` // one of the Channel constants
+	Type string `json:"type"` // URL is an http or https address, or a reference to one. An address that is itself a secret must be a reference: every Slack-compatible one, and any with a query.
 	// URL is an http or https address, or a reference to one. An address that
 	// is itself a secret (every Slack-compatible one, and any with a query)
 	// must be a reference.
 	URL string `json:"url,omitempty"`
-	// Key refers to the key that signs webhooks. Without one they are not
-	// signed.
+	// Key refers to the key that signs webhooks. If empty, they are not signed.
 	Key sealed.Secret `json:"key,omitempty"`
 
 	Relay      string        `json:"relay,omitempty"` // host:port of the mail relay
@@ -63,8 +62,8 @@ type Channel struct {
 	// Urgent events wait neither for a digest nor for the end of quiet hours.
 	// If empty, the warning before a pause is urgent.
 	Urgent []string `json:"urgent,omitempty"`
-	// Digest is the interval at which all other events are sent together, from
-	// a minute to a week. Empty sends at once.
+	// Digest is the interval at which all other events are sent together, from a
+	// minute to a week. If empty, they are sent at once.
 	Digest string `json:"digest,omitempty"`
 	// QuietHours is a part of the day in which only urgent events are sent,
 	// such as 22:00-07:00 in the zone of NOTIFY_TIME_ZONE.
@@ -75,7 +74,8 @@ type Channel struct {
 var eventNames = []string{audit.EventCreated, audit.EventImported, audit.EventActivity, audit.EventPaused, audit.EventResumed, audit.EventStatus, audit.EventDrained, audit.EventLicense,
 	audit.EventDetection, audit.EventPauseWarning, audit.EventUnknownSignal, audit.EventLateAction, audit.EventLateActivity, audit.EventPauseCancelled, audit.EventStartWithdrawn}
 
-// forPeople are the events that users can act on.
+// forPeople are the events that users can act on. They are the default of channels
+// for users.
 var forPeople = []string{audit.EventPaused, audit.EventResumed, audit.EventDrained, audit.EventPauseWarning, audit.EventPauseCancelled, audit.EventUnknownSignal, audit.EventLateAction, audit.EventLateActivity}
 
 // Wants reports whether the channel sends an event of e. A channel for users
@@ -98,8 +98,8 @@ func (c Channel) IsUrgent(event string) bool {
 	return slices.Contains(c.Urgent, event)
 }
 
-// Due returns when a channel sends an event of the time at, and whether it is
-// combined with others. zone applies to QuietHours and to the days of a digest.
+// Due returns when a channel sends an event that happened at at, and whether it is
+// sent together with others. QuietHours and the days of a digest are in zone.
 func (c Channel) Due(at time.Time, event string, zone *time.Location) (due time.Time, together bool) {
 	if c.IsUrgent(event) {
 		return at, false
@@ -133,11 +133,10 @@ func parseQuiet(s string) (quiet, error) {
 	return q, nil
 }
 
-// nextDigest returns when an event is sent with all others until then: at the
-// next multiple of every on the clock of the zone, whose days begin at its
-// midnight. A week begins on Monday. Up to an hour, multiples are counted from
-// midnight in elapsed time, so that none gets longer when the clock is set
-// back.
+// nextDigest returns when a digest sends an event: at the next multiple of every on
+// the zone's clock, counted from midnight; for a week, from Monday. For up to an
+// hour, multiples are counted from midnight in elapsed time, so that no interval is
+// longer when the clock is set back.
 func nextDigest(at time.Time, every time.Duration, zone *time.Location) time.Time {
 	local := at.In(zone)
 	day := when.DateOf(local)
@@ -157,14 +156,14 @@ func nextDigest(at time.Time, every time.Duration, zone *time.Location) time.Tim
 	if due := date.First(clock, zone); due.After(at) {
 		return due
 	}
-	return date.After(clock, zone) // the clock is set back in between
+	return date.After(clock, zone) // the clock is set back before then
 }
 
-// beforeUnix is the number of days from Monday, January 1 of the year 1, to
+// beforeUnix is the number of days from Monday, January 1 of year 1, to January 1,
 // 1970.
 const beforeUnix = 719162
 
-// end returns when the quiet hours that contain t are over.
+// end returns when the quiet hours that contain t end; false if t is outside them.
 func (q quiet) end(t time.Time, zone *time.Location) (time.Time, bool) {
 	t = t.In(zone)
 	now := t.Hour()*60 + t.Minute()
@@ -180,17 +179,18 @@ func (q quiet) end(t time.Time, zone *time.Location) (time.Time, bool) {
 	}
 	last := when.DateOf(t).Add(day)
 	end := last.First(when.Clock(q.to), zone)
-	if !end.After(t) { // the clock is set back in between
+	if !end.After(t) { // the clock is set back before then
 		end = last.After(when.Clock(q.to), zone)
 	}
 	return end, true
 }
 
-// Most is the maximum number of receivers of a fleet, because each reads
-// the whole log.
+// Most is the maximum number of channels of a fleet, because each reads the whole
+// log.
 const Most = 20
 
-// Validate returns every fault of a channel; at is its field.
+// Validate returns every fault of a channel. at is the field that contains the
+// channel.
 func (c Channel) Validate(at string) error {
 	var errs []error
 	bad := func(field, format string, a ...any) {

@@ -20,8 +20,8 @@ func channels(t testing.TB, text string) (settings.Settings, error) {
 	return s, err
 }
 
-// TestChannelFaults checks that an invalid channel names its field, and that no
-// error repeats a possible secret.
+// TestChannelFaults checks that the error for an invalid channel names the field, and
+// never repeats what may be a secret.
 func TestChannelFaults(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"a":{"type":"fax"}}`:                                                                                          "notify_channels.a.type",
@@ -70,7 +70,8 @@ func TestChannelFaults(t *testing.T) {
 	}
 }
 
-// TestDue covers midnight, clock changes, and urgent events.
+// TestDue checks when events are sent, around midnight and clock changes, and that
+// urgent events are not delayed.
 func TestDue(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	errtest.None(t, err)
@@ -82,7 +83,7 @@ func TestDue(t *testing.T) {
 		"2026-07-02T06:59:59+02:00": "2026-07-02T07:00:00+02:00",
 		"2026-07-02T07:00:00+02:00": "2026-07-02T07:00:00+02:00",
 		"2026-03-28T23:00:00+01:00": "2026-03-29T07:00:00+02:00", // summer time begins in between
-		"2026-10-24T23:00:00+02:00": "2026-10-25T07:00:00+01:00", // and ends
+		"2026-10-24T23:00:00+02:00": "2026-10-25T07:00:00+01:00", // summer time ends in between
 	} {
 		when, err := time.Parse(time.RFC3339, at)
 		errtest.None(t, err)
@@ -96,9 +97,9 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// TestQuietHoursEnd checks that they end after the delayed event, at a time
-// outside the quiet hours on the clock, including clock changes that skip or
-// repeat times.
+// TestQuietHoursEnd checks that quiet hours end after the delayed event, at a time
+// that is outside them on the clock, even around clock changes that skip or repeat
+// times.
 func TestQuietHoursEnd(t *testing.T) {
 	from, to := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2028, 1, 1, 0, 0, 0, 0, time.UTC)
 	whentest.Changes(t, from, to, func(zone *time.Location, change time.Time) {
@@ -117,7 +118,7 @@ func TestQuietHoursEnd(t *testing.T) {
 	})
 }
 
-// TestDigestDays checks that a digest ends on the clock of its zone, including
+// TestDigestDays checks that a digest ends on the clock of its zone, even around
 // clock changes, and is never much longer than configured.
 func TestDigestDays(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
@@ -156,8 +157,7 @@ func TestDigestDays(t *testing.T) {
 	})
 }
 
-// TestQuietGrammar checks that quiet hours use the same syntax as other times
-// of day.
+// TestQuietGrammar checks that quiet hours are written like other times of day.
 func TestQuietGrammar(t *testing.T) {
 	day := time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC)
 	for hours, want := range map[string]time.Duration{"18:00-24:00": 24 * time.Hour, "8:00-20:00": 20 * time.Hour, "18:00 - 7:00": 31 * time.Hour, "24:00-20:00": 20 * time.Hour} {
@@ -177,8 +177,8 @@ func TestQuietGrammar(t *testing.T) {
 	}
 }
 
-// TestWants checks that users get what they can act on, and programs
-// everything.
+// TestWants checks that channels for users get the events that users can act on, and
+// webhooks all events.
 func TestWants(t *testing.T) {
 	failed := &audit.Entry{To: "FAILED"}
 	for _, c := range []struct {

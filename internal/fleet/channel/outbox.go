@@ -15,11 +15,11 @@ import (
 	"lull/internal/store"
 )
 
-// The outbox is the audit log itself: an event is in the entry of its change,
-// and therefore in the same transaction. Only the progress of each channel and
-// the undeliverable events are stored separately.
+// The outbox is the audit log itself: an event is part of the entry of its change,
+// and so of the same transaction. Only the progress of each channel and the
+// undeliverable events are stored separately.
 
-// Outbox is the progress of the channels in a store.
+// Outbox gives access to the channels' progress in a store.
 type Outbox struct {
 	store    store.Store
 	channels func() map[string]Channel
@@ -32,8 +32,9 @@ func NewOutbox(s store.Store, channels func() map[string]Channel, guards ...stor
 	return &Outbox{s, channels, guards}
 }
 
-// Delivery is the progress of a channel. Everything it wants up to Cursor, a
-// revision, is delivered or a dead letter, and so are the IDs in Ahead.
+// Delivery is the progress of a channel. Every event that the channel wants is done
+// if its revision is at most Cursor or its ID is in Ahead: it was delivered or has
+// become a dead letter.
 type Delivery struct {
 	Channel string           `json:"channel"`
 	Cursor  int64            `json:"cursor"`
@@ -42,30 +43,30 @@ type Delivery struct {
 
 	// The following fields are for display.
 	Type            string     `json:"type"`
-	Pending         int        `json:"pending"`   // known to be pending; more may follow
-	Delivered       int64      `json:"delivered"` // messages, since the channel exists
-	Dead            int        `json:"dead"`      // counted when it is listed
+	Pending         int        `json:"pending"`   // number of events known to be pending; more may follow
+	Delivered       int64      `json:"delivered"` // number of messages since the channel was created
+	Dead            int        `json:"dead"`      // number of dead letters, counted for a listing
 	LastDeliveredAt *time.Time `json:"last_delivered_at"`
 	FailingSince    *time.Time `json:"failing_since"`
 	LastError       string     `json:"last_error,omitempty"`
 	NextTryAt       *time.Time `json:"next_try_at"`
 }
 
-// Batch are the events of a combined message that is being sent. It is stored
-// before the first attempt and stays unchanged until the receiver has it. If an
-// answer is lost, the same message is sent again, never a larger one.
+// Batch is the combined message that is being sent. It is stored before the first
+// attempt and never changes until the receiver has it. If an answer is lost, exactly
+// the same message is sent again.
 type Batch struct {
-	Items []string `json:"items"` // their IDs
-	UpTo  int64    `json:"up_to"` // revision of the last
+	Items []string `json:"items"` // IDs of the events
+	UpTo  int64    `json:"up_to"` // revision of the last event
 }
 
-// Rest is a mail that some addresses have accepted and one has not.
+// Rest is a mail that some of its addresses have accepted and one has not yet.
 type Rest struct {
 	Channel string `json:"channel"`
-	ID      string `json:"id"` // of the message
+	ID      string `json:"id"` // ID of the message
 	To      string `json:"to"`
-	// Named are all recipients of the mail. Stream orders it with others: a worker,
-	// or the digests.
+	// Named are all recipients of the mail. Stream identifies the mails that are sent
+	// in order: a worker's, or the digests.
 	Named     []string    `json:"named"`
 	Stream    string      `json:"stream"`
 	Events    []RestEvent `json:"events"`
@@ -74,8 +75,8 @@ type Rest struct {
 	NextTryAt time.Time   `json:"next_try_at"`
 }
 
-// RestEvent is an event of a Rest. Its entry has no decision, which no mail
-// shows.
+// RestEvent is an event in a Rest. Its entry lacks the decision, which mails do not
+// show.
 type RestEvent struct {
 	ID    string      `json:"id"`
 	Event string      `json:"event"`
@@ -91,11 +92,11 @@ type DeadLetter struct {
 	Entry   audit.Entry `json:"entry"`
 	Tries   int         `json:"tries"`
 	Error   string      `json:"error"`
-	// To is the address that did not get it, if others did. The ID then ends
-	// with a mark of the address.
+	// To is the address that did not get the event, if other addresses did. The ID
+	// then ends with AddressMark(To).
 	To     string    `json:"to,omitempty"`
 	DiedAt time.Time `json:"died_at"`
-	// RetryAt is set when a user requested another attempt.
+	// RetryAt is when a user requested another attempt; nil if none is requested.
 	RetryAt *time.Time `json:"retry_at"`
 }
 
@@ -111,7 +112,7 @@ const (
 	restPrefix     = "notify/rests/"
 )
 
-// NotifierKey is held by the one process that delivers.
+// NotifierKey is held by the one process of the fleet that delivers.
 const NotifierKey = "notify/holder"
 
 // DeliveryKey returns the key of a channel's Delivery.
@@ -128,7 +129,7 @@ func DeadKeys() store.Keys { return store.Prefix(deadPrefix) }
 
 func deadKey(channel, id string) string { return deadPrefix + channel + "/" + id }
 
-// DecodeDelivery decodes a Delivery; an absent one is nil.
+// DecodeDelivery decodes a Delivery. It returns nil if v does not exist.
 func DecodeDelivery(v store.Value) (*Delivery, error) {
 	if !v.Exists() {
 		return nil, nil
@@ -170,7 +171,7 @@ func RestChannelOf(key string) string {
 
 func restKey(r *Rest) string { return restPrefix + r.Channel + "/" + r.ID + "." + AddressMark(r.To) }
 
-// AddressMark returns a short name of a mail address for IDs.
+// AddressMark returns a short name for a mail address, for use in IDs.
 func AddressMark(address string) string {
 	sum := sha256.Sum256([]byte(address))
 	return hex.EncodeToString(sum[:6])
@@ -191,7 +192,7 @@ func DropRestOp(r *Rest) store.Op { return store.Delete(restKey(r)) }
 // DropOp returns the deletion of a dead letter.
 func DropOp(d DeadLetter) store.Op { return store.Delete(deadKey(d.Channel, d.ID)) }
 
-// Deliveries lists the configured channels, by name, with their progress. One
+// Deliveries lists the configured channels, by name, with their progress. A channel
 // that has not begun has zero values.
 func (o *Outbox) Deliveries(ctx context.Context) ([]Delivery, error) {
 	page, err := store.List(ctx, o.store, DeliveryKeys())
@@ -230,7 +231,7 @@ func (o *Outbox) Deliveries(ctx context.Context) ([]Delivery, error) {
 	return out, nil
 }
 
-// DeadLetters lists what could not be delivered, by channel and oldest first.
+// DeadLetters lists the events that could not be delivered, by channel, oldest first.
 func (o *Outbox) DeadLetters(ctx context.Context) ([]DeadLetter, error) {
 	page, err := store.List(ctx, o.store, DeadKeys())
 	if err != nil {

@@ -30,7 +30,7 @@ type Request struct {
 	Until  *time.Time
 }
 
-// halted begins sentences about a halt of the fleet.
+// halted is the beginning of a sentence about the fleet's halt.
 const halted = "All automatic actions are"
 
 func (h Halt) idle() idle.HaltedBy {
@@ -44,7 +44,7 @@ func (h Halt) Sentence() string { return h.idle().Sentence(halted) }
 // Block returns the halt as a reason that prevents a pause.
 func (h Halt) Block() idle.Block { return h.idle().Block(halted) }
 
-// AsOf returns the halt at a time: off once it has expired.
+// AsOf returns the halt at now: off if it has expired.
 func (h Halt) AsOf(now time.Time) Halt {
 	h.On = h.On && !h.idle().Over(now)
 	return h
@@ -59,10 +59,10 @@ func Decode(v store.Value) (Halt, error) {
 	return codec.Decode(v.Key, v.Data)
 }
 
-// Key is the key of the halt.
+// Key is the store key of the halt.
 const Key = "halt"
 
-// Switch is the halt in a store, as last read.
+// Switch gives access to the halt in a store, as last read.
 type Switch struct {
 	store  store.Store
 	guards []store.Cond
@@ -73,7 +73,7 @@ type Switch struct {
 type lastRead struct {
 	halt  atomic.Pointer[Halt]
 	mu    sync.Mutex
-	again chan struct{} // closed and replaced, under mu, when the halt was read again
+	again chan struct{} // closed and replaced, under mu, whenever the halt is read
 }
 
 // NewSwitch returns a Switch that is off until Take gets the stored halt.
@@ -83,15 +83,15 @@ func NewSwitch(s store.Store) *Switch {
 	return &Switch{store: s, now: n}
 }
 
-// Guarded returns a view of s in which EndHalt succeeds only while guards hold.
+// Guarded returns a view of s in which EndHalt fails unless all guards hold.
 func (s *Switch) Guarded(guards []store.Cond) *Switch {
 	g := *s
 	g.guards = guards
 	return &g
 }
 
-// Take puts the halt that was read or watched into effect. An unreadable one
-// leaves the last good one unchanged.
+// Take applies a halt that was read or watched. If it is unreadable, the last good
+// one stays in effect.
 func (s *Switch) Take(v store.Value) error {
 	h, err := Decode(v)
 	if err != nil {
@@ -108,8 +108,8 @@ func (s *Switch) Take(v store.Value) error {
 // Halted returns the halt in effect now, as last read.
 func (s *Switch) Halted() Halt { return s.now.halt.Load().AsOf(time.Now()) }
 
-// HaltRead returns a channel that is closed when the halt is read again. Call
-// it before Halted to miss no change. The expiry of a halt closes nothing: see
+// HaltRead returns a channel that is closed when the halt is next read. To miss no
+// change, call it before Halted. The expiry of a halt does not close it; see
 // Halt.Until.
 func (s *Switch) HaltRead() <-chan struct{} {
 	s.now.mu.Lock()
@@ -117,8 +117,8 @@ func (s *Switch) HaltRead() <-chan struct{} {
 	return s.now.again
 }
 
-// HaltedBy returns the halt in the form that machines which report keep; nil
-// while it is off.
+// HaltedBy returns the halt in the form that is sent to reporting machines; nil if
+// there is none.
 func (h Halt) HaltedBy() *idle.HaltedBy {
 	if !h.On {
 		return nil
@@ -128,9 +128,9 @@ func (h Halt) HaltedBy() *idle.HaltedBy {
 	return &x
 }
 
-// SetHalt stops or allows automatic actions. It is durable when SetHalt
-// returns. Every automatic intent is refused in the same transaction that reads
-// the halt. Errors: Invalid.
+// SetHalt halts automatic actions or lifts the halt. The change is durable when
+// SetHalt returns. Every automatic intent is refused by a transaction that reads the
+// halt. Errors: Invalid.
 func (s *Switch) SetHalt(ctx context.Context, by audit.Actor, r Request) (Halt, error) {
 	h := Halt{On: r.On, By: by.Name, At: time.Now().UTC().Round(0)}
 	e := audit.Entry{Action: "halt_ended", By: by}
@@ -151,7 +151,7 @@ func (s *Switch) SetHalt(ctx context.Context, by audit.Actor, r Request) (Halt, 
 	return s.putHalt(ctx, func(Halt) (*Halt, audit.Entry) { return &h, e })
 }
 
-// EndHalt removes an expired halt, and records that in the log. Automatic
+// EndHalt removes an expired halt and records that in the audit log. Automatic
 // actions resume at the expiry itself, whether or not EndHalt is called.
 func (s *Switch) EndHalt(ctx context.Context) error {
 	if h := s.now.halt.Load(); !h.On || h.AsOf(time.Now()).On {
@@ -160,7 +160,7 @@ func (s *Switch) EndHalt(ctx context.Context) error {
 	_, err := s.putHalt(ctx, func(old Halt) (*Halt, audit.Entry) {
 		now := time.Now().UTC().Round(0)
 		if !old.On || old.AsOf(now).On {
-			return nil, audit.Entry{} // it has ended, or its end was moved
+			return nil, audit.Entry{} // the halt was lifted or extended meanwhile
 		}
 		return &Halt{By: audit.ByController.Name, At: now},
 			audit.Entry{Action: "halt_ended", By: audit.ByController, Detail: "its end was reached; " + old.By + " had set it"}
@@ -168,14 +168,14 @@ func (s *Switch) EndHalt(ctx context.Context) error {
 	return err
 }
 
-// putHalt writes the halt returned by change, with its entry; nil leaves it
-// unchanged.
+// putHalt replaces the halt by the one that change returns, and writes its audit
+// entry; nil leaves the halt unchanged.
 func (s *Switch) putHalt(ctx context.Context, change func(old Halt) (*Halt, audit.Entry), guards ...store.Cond) (Halt, error) {
 	var made Halt
 	v, err := store.Update(ctx, s.store, Key, func(was store.Value) ([]byte, []store.Op, error) {
 		old, err := Decode(was)
 		if err != nil {
-			old = Halt{} // whatever it contained, it is replaced
+			old = Halt{} // an unreadable halt is replaced
 		}
 		h, e := change(old)
 		if h == nil {
@@ -196,7 +196,7 @@ func (s *Switch) putHalt(ctx context.Context, change func(old Halt) (*Halt, audi
 	return made, s.Take(v)
 }
 
-// untilText formats an end for the log; empty for none.
+// untilText formats the end of a halt for the log; empty if there is none.
 func untilText(t *time.Time) string {
 	if t == nil {
 		return ""

@@ -19,19 +19,20 @@ const maxUserData = 16 << 10
 // enrollPrefix begins every enrollment secret.
 const enrollPrefix = "lullenroll_"
 
-// secretHere marks the place of the enrollment secret in the stored user data.
-// The secret itself is never stored: it is a signature with the sealing key.
+// secretHere stands for the enrollment secret in stored user data. The secret, a
+// signature with the sealing key, is never stored.
 const secretHere = "@secret@"
 
-// ErrEnrollment covers every invalid enrollment secret. It does not reveal the
-// reason to the caller.
+// ErrEnrollment covers every invalid enrollment secret, so that the caller does not
+// learn the reason.
 var ErrEnrollment = errors.New("cannot accept the enrollment secret: it is unknown or of an earlier launch")
 
 //go:embed userdata.sh
 var agentScript string
 
-// agentUserData returns the user data of a launch that installs and enrolls the
-// agent after the template's own user data. The secret is still missing.
+// agentUserData returns the user data of a launch that runs the template's own user
+// data and then installs and enrolls the agent. It contains secretHere in place of
+// the secret.
 func (l *Launches) agentUserData(own string) (string, error) {
 	s := l.settings()
 	switch {
@@ -54,11 +55,11 @@ func (l *Launches) agentUserData(own string) (string, error) {
 	return out, nil
 }
 
-// secretMost bounds the length of an enrollment secret.
+// secretMost is the maximum length of an enrollment secret.
 const secretMost = len(enrollPrefix) + 16 + 1 + 20 + 1 + 64
 
-// userDataTypes are the formats of cloud-init that can be combined with the
-// agent's script, by their first bytes.
+// userDataTypes maps the first bytes of user data to those formats of cloud-init that
+// can be combined with the agent's script.
 var userDataTypes = []struct{ begins, mime string }{
 	{"#!", "text/x-shellscript"},
 	{"#cloud-config", "text/cloud-config"},
@@ -77,7 +78,7 @@ func userDataType(own string) string {
 	return ""
 }
 
-// mergeUserData returns a MIME archive of cloud-init with both parts.
+// mergeUserData returns a MIME archive for cloud-init with both parts.
 func mergeUserData(own, script string) (string, error) {
 	const boundary = "lull-user-data-part"
 	kind := userDataType(own)
@@ -96,9 +97,9 @@ func mergeUserData(own, script string) (string, error) {
 		part(kind, encoding, "10-template", own) + part("text/x-shellscript", "7bit", "90-lull-agent", script) + "--" + boundary + "--\n", nil
 }
 
-// EnrollSecret returns the secret with which the machine of a launch of a
-// worker enrolls. It is the same for every try of that launch, since a retry
-// must send exactly the same user data.
+// EnrollSecret returns the secret with which the machine of a worker's launch
+// enrolls. It is the same for every attempt of that launch, because a retry must send
+// exactly the same user data.
 func (l *Launches) EnrollSecret(worker string, generation int64) (string, error) {
 	if l.seal == nil {
 		return "", errors.New("cannot sign an enrollment secret without a sealing key")
@@ -107,15 +108,15 @@ func (l *Launches) EnrollSecret(worker string, generation int64) (string, error)
 	return enrollPrefix + text + "_" + hex.EncodeToString(l.seal.MAC("enroll:"+l.fleet+":"+text)), nil
 }
 
-// LaunchCall returns the parameters of w's launch as they are sent: with the
-// enrollment secret if it installs the agent.
+// LaunchCall returns the parameters of w's launch as they are sent. If the launch
+// installs the agent, the user data contains the enrollment secret.
 func (l *Launches) LaunchCall(w *worker.Worker) (worker.Launch, error) {
 	call := *w.Launch
 	if !call.Agent {
 		return call, nil
 	}
 	secret, err := l.EnrollSecret(w.ID, call.Generation)
-	i := strings.LastIndex(call.UserData, secretHere) // the agent's part is the last
+	i := strings.LastIndex(call.UserData, secretHere) // the last one, because the agent's part comes last
 	if err != nil || i < 0 {
 		return call, errors.Join(err, errors.New("the user data has no place for the enrollment secret"))
 	}
@@ -123,7 +124,7 @@ func (l *Launches) LaunchCall(w *worker.Worker) (worker.Launch, error) {
 	return call, nil
 }
 
-// UserData returns the user data of a launch from t, to be stored.
+// LaunchUserData returns the user data of a launch from t in the form that is stored.
 func (l *Launches) LaunchUserData(t Template) (string, error) {
 	if !t.Agent {
 		return t.UserData, nil

@@ -39,15 +39,15 @@ type IdleDetection struct {
 	CheckIntervalMinutes      int  `json:"check_interval_minutes,omitempty"`
 }
 
-// RootVolume is a template's root volume. Zero fields leave the choice to the
-// image, or to the needs of hibernation.
+// RootVolume is a template's root volume. For zero fields the image's value applies,
+// or what hibernation needs.
 type RootVolume struct {
 	GB        int    `json:"gb,omitempty" minimum:"0" maximum:"16384"`
 	Encrypted bool   `json:"encrypted,omitempty"`
 	Type      string `json:"type,omitempty" maxLength:"16" doc:"As EC2 names it: gp3"`
 }
 
-// Values of a template's hibernation. Empty is auto.
+// Values of a template's hibernation setting. Empty means auto.
 const (
 	HibernationAuto = "auto" // on if the effective policy may hibernate, and type and image allow it
 	HibernationOn   = "on"   // a launch that cannot hibernate fails
@@ -56,8 +56,8 @@ const (
 
 var volumeTypes = []string{"gp2", "gp3", "io1", "io2", "st1", "sc1", "standard"}
 
-// Template holds the launch parameters of workers. The launch options after
-// IdleDetection are inherited by its workers.
+// Template holds the launch parameters of workers. Its workers inherit the launch
+// options, the fields after IdleDetection.
 type Template struct {
 	Name               string         `json:"name"`
 	Description        string         `json:"description,omitempty"`
@@ -89,7 +89,7 @@ func (t Template) Public() Template {
 	return t
 }
 
-// Inherit gives w the launch options that p does not set.
+// Inherit sets those launch options of w that p does not set.
 func (t Template) Inherit(w *worker.Worker, p worker.Profile) {
 	if p.CMLUsername == nil {
 		w.CMLUsername = t.CMLUsername
@@ -97,7 +97,7 @@ func (t Template) Inherit(w *worker.Worker, p worker.Profile) {
 	if p.CMLPassword == nil {
 		w.CMLPassword = t.CMLPassword
 	}
-	if p.TLSCA == nil && p.TLSPin == nil && p.TLSInsecure == nil { // one identity, not a mixture
+	if p.TLSCA == nil && p.TLSPin == nil && p.TLSInsecure == nil { // these belong together: inherit all or none
 		w.TLSCA, w.TLSPin, w.TLSInsecure = t.TLSCA, t.TLSPin, t.TLSInsecure
 	}
 	if p.ActivitySources == nil {
@@ -108,7 +108,7 @@ func (t Template) Inherit(w *worker.Worker, p worker.Profile) {
 	}
 }
 
-// checkLaunch returns the faults of t's launch options.
+// checkLaunch returns every fault of t's launch options.
 func (t Template) checkLaunch() (errs []error) {
 	bad := func(field, format string, args ...any) { errs = append(errs, failure.Invalidf(field, format, args...)) }
 	if v := t.RootVolume; v != nil {
@@ -143,7 +143,7 @@ func (t Template) checkLaunch() (errs []error) {
 	return errs
 }
 
-// Revision is the store's revision from which the template was read.
+// Revision is the store revision of the template as it was read.
 func (t Template) Revision() int64 { return t.revision }
 
 var InstanceType = regexp.MustCompile(`^[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}$`)
@@ -239,14 +239,13 @@ func (l *Launches) Templates(ctx context.Context) ([]Template, error) {
 	return out, nil
 }
 
-// PutTemplate creates or replaces a template. If revision is not 0 the
-// template must still have that revision. Errors: Invalid, Conflict.
+// PutTemplate creates or replaces a template. If revision is not 0, the stored
+// template must have that revision. Errors: Invalid, Conflict.
 func (l *Launches) PutTemplate(ctx context.Context, by audit.Actor, t Template, revision int64) (Template, error) {
 	return l.PutTemplateWith(ctx, by, t, nil, revision)
 }
 
-// PutTemplateWith is PutTemplate with a CML password; nil keeps the one that is
-// stored.
+// PutTemplateWith is PutTemplate with a CML password; nil keeps the stored one.
 func (l *Launches) PutTemplateWith(ctx context.Context, by audit.Actor, t Template, password *string, revision int64) (Template, error) {
 	if err := t.Validate(); err != nil {
 		return Template{}, err
@@ -304,7 +303,7 @@ func TemplateName(key string) string { return strings.TrimPrefix(key, templatePr
 // DecodeTemplate decodes a template from a watch or a listing.
 func DecodeTemplate(v store.Value) (Template, error) { return decodeTemplate(v) }
 
-// Values returns t's settings as a layer of policy.
+// Values returns t's settings as one layer of a policy.
 func (t *Template) Values(s settings.Settings) policy.Values {
 	d := t.IdleDetection
 	v := policy.Values{Enabled: &d.Enabled}

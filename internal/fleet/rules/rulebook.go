@@ -21,16 +21,16 @@ import (
 
 // Limits of the number of rules.
 const (
-	maxRules     = 1000 // policies, schedules, groups and budgets, each
+	maxRules     = 1000 // policies, schedules, groups and budgets each
 	maxOverrides = 5000
-	// keepOverrides is how long an override is kept after its end: the schedule
-	// boundaries that it made void may still be the last ones.
+	// keepOverrides is how long an override is kept after its end. The last
+	// boundaries of a schedule may be ones that the override skipped.
 	keepOverrides = 60 * 24 * time.Hour
 )
 
-// changeRule writes one rule with the mark and its audit entry, and updates the
-// cached rules. fn gets the old data, empty for none, and returns the new data,
-// nil to delete it.
+// changeRule writes one rule, the mark and an audit entry, and updates the cached
+// rules. fn gets the stored rule, which may not exist, and returns the new data; nil
+// deletes the rule.
 func (r *Book) changeRule(ctx context.Context, key string, e audit.Entry, fn func(old store.Value) ([]byte, error)) error {
 	return r.changeRuleSaying(ctx, key, func(old store.Value) ([]byte, audit.Entry, error) {
 		data, err := fn(old)
@@ -38,8 +38,8 @@ func (r *Book) changeRule(ctx context.Context, key string, e audit.Entry, fn fun
 	})
 }
 
-// changeRuleSaying is changeRule with an audit entry that depends on the old
-// data.
+// changeRuleSaying is changeRule with an audit entry that fn derives from the stored
+// rule.
 func (r *Book) changeRuleSaying(ctx context.Context, key string, fn func(old store.Value) ([]byte, audit.Entry, error)) error {
 	_, err := store.Transact(ctx, r.store, []string{key, Mark}, func(view []store.Value) ([]store.Op, error) {
 		data, e, err := fn(view[0])
@@ -64,7 +64,8 @@ func (r *Book) changeRuleSaying(ctx context.Context, key string, fn func(old sto
 	return r.RefreshRules(ctx)
 }
 
-// put returns the write of a rule at a revision, or 0 for any.
+// put returns a function for changeRule that writes the rule that make returns. If
+// revision is not 0, the stored rule must have that revision.
 func put[T any](c store.Codec[T], kind, name, key string, revision int64, make func(old *T) (T, error)) func(store.Value) ([]byte, error) {
 	return func(v store.Value) ([]byte, error) {
 		if revision != 0 && v.ModRevision != revision {
@@ -97,7 +98,8 @@ func text(p *string) string {
 	return *p
 }
 
-// knows returns an error for a schedule or policy that does not exist.
+// knows returns NotFound if a named policy or schedule does not exist. Empty names
+// are ignored.
 func (r *Book) knows(policyName, schedule string) error {
 	rules := r.Rules()
 	if _, ok := rules.Policies[policyName]; !ok && policyName != "" {
@@ -129,7 +131,7 @@ func (r *Book) NamedPolicy(ctx context.Context, name string) (policy.Named, erro
 	return p, nil
 }
 
-// PutPolicy creates or replaces a policy. With create it must not exist.
+// PutPolicy creates or replaces a policy. If create is set, it must not exist yet.
 // Errors: Invalid, NotFound (its schedule), Conflict.
 func (r *Book) PutPolicy(ctx context.Context, by audit.Actor, p policy.Named, create bool) (policy.Named, error) {
 	if err := p.Validate(); err != nil {
@@ -162,8 +164,8 @@ func (r *Book) PutPolicy(ctx context.Context, by audit.Actor, p policy.Named, cr
 	return p, err
 }
 
-// DeletePolicy removes a policy. A built-in one that was changed returns to its
-// defaults. One that is in use stays. Errors: NotFound, Refused.
+// DeletePolicy removes a policy that is not in use. A built-in policy returns to its
+// defaults. Errors: NotFound, Refused.
 func (r *Book) DeletePolicy(ctx context.Context, by audit.Actor, name string) error {
 	if _, err := r.NamedPolicy(ctx, name); err != nil {
 		return err
@@ -202,7 +204,7 @@ func inUse(kind, name string, users []string) error {
 	return &failure.Refused{Command: "remove " + kind, Name: name, Reason: "in_use", Detail: "it is used by " + strings.Join(users, ", ") + more}
 }
 
-// usersOf returns the names of the workers that use something.
+// usersOf returns the names of the workers for which uses returns true.
 func (r *Book) usersOf(ctx context.Context, uses func(*worker.Worker) bool) ([]string, error) {
 	var out []string
 	for after := ""; ; {
@@ -244,8 +246,8 @@ func (r *Book) Schedule(ctx context.Context, name string) (policy.Schedule, erro
 	return policy.Schedule{}, &failure.NotFound{Kind: "schedule", Name: name}
 }
 
-// PutSchedule creates or replaces a schedule. With create it must not exist. If
-// its hours change, it first acts at its next boundary. Errors: Invalid,
+// PutSchedule creates or replaces a schedule. If create is set, it must not exist
+// yet. If its hours change, it first acts at its next boundary. Errors: Invalid,
 // Conflict.
 func (r *Book) PutSchedule(ctx context.Context, by audit.Actor, s policy.Schedule, create bool) (policy.Schedule, error) {
 	if err := s.Validate(); err != nil {
@@ -300,19 +302,20 @@ func (r *Book) DeleteSchedule(ctx context.Context, by audit.Actor, name string) 
 		func(store.Value) ([]byte, error) { return nil, nil })
 }
 
-// Application names what to assign to the workers of a selector or, with Remove,
-// to remove from them. Nil fields are unchanged.
+// Application says what to assign to the workers of a selector or, with Remove, to
+// remove from them. Nil fields stay unchanged.
 type Application struct {
 	Policy, Schedule *string
-	Priority         *int // of the group
+	Priority         *int // priority of the group
 	Remove           bool
 }
 
-// Known returns an error for a schedule or policy of a that does not exist.
+// Known returns NotFound if the policy or schedule of a does not exist.
 func (r *Book) Known(a Application) error { return r.knows(text(a.Policy), text(a.Schedule)) }
 
-// becomes returns the new value of a name that was assigned, or why it does not
-// change: only what is named is removed.
+// becomes returns the new value of an assigned name that was was. It returns Refused
+// if a name to be removed is not the assigned one. whom names the worker or group in
+// that error.
 func (a Application) becomes(kind, was string, asked *string, whom string) (string, error) {
 	switch {
 	case asked == nil:
@@ -329,7 +332,7 @@ func (a Application) becomes(kind, was string, asked *string, whom string) (stri
 	return was, &failure.Refused{Command: "take away " + kind, Name: *asked, Reason: "not_in_place", Detail: there}
 }
 
-// Profile returns what an Application changes on a worker.
+// Profile returns the changes that a makes to a worker.
 func (a Application) Profile(w *worker.Worker) (worker.Profile, error) {
 	name, err := a.becomes("policy", w.Policy, a.Policy, "worker "+w.Name)
 	if err != nil {
@@ -349,7 +352,7 @@ func (a Application) Profile(w *worker.Worker) (worker.Profile, error) {
 	return out, nil
 }
 
-// groupID returns the same ID for equal selectors.
+// groupID returns an ID that is the same for equal selectors.
 func groupID(s policy.Scope) string {
 	sum := sha256.Sum256([]byte(s.String()))
 	return "g-" + hex.EncodeToString(sum[:5])
@@ -407,8 +410,8 @@ func (r *Book) ApplyGroup(ctx context.Context, by audit.Actor, sel policy.Scope,
 	return g, err
 }
 
-// Describe describes what an Application changes, including what is lost. whom is
-// empty for the worker that the entry names.
+// Describe describes what a changes, including what is lost. whom is empty for the
+// worker that the audit entry is about.
 func (a Application) Describe(whom, policyWas, policyIs, scheduleWas, scheduleIs string) string {
 	var parts []string
 	part := func(asked *string, kind, was, is string) {
@@ -432,7 +435,7 @@ func (a Application) Describe(whom, policyWas, policyIs, scheduleWas, scheduleIs
 	return strings.Join(parts, ", ")
 }
 
-// Groups lists the selectors with assignments, weakest first.
+// Groups lists the selectors that have assignments, weakest first.
 func (r *Book) Groups(ctx context.Context) ([]policy.Group, error) {
 	if err := r.RefreshRules(ctx); err != nil {
 		return nil, err
@@ -440,7 +443,7 @@ func (r *Book) Groups(ctx context.Context) ([]policy.Group, error) {
 	return append([]policy.Group{}, r.Rules().Groups...), nil
 }
 
-// DeleteGroup removes what was assigned to a selector. Errors: NotFound.
+// DeleteGroup removes all assignments of a selector. Errors: NotFound.
 func (r *Book) DeleteGroup(ctx context.Context, by audit.Actor, id string) error {
 	if err := failure.CheckName("group", id); err != nil {
 		return err
@@ -508,7 +511,8 @@ func (r *Book) DeleteBudget(ctx context.Context, by audit.Actor, name string) er
 	return r.changeRule(ctx, budgetPrefix+name, audit.Entry{Action: "budget_deleted", By: by, Detail: "budget " + name}, gone("budget", name))
 }
 
-// Overrides lists those that have not ended or, with ended, all that are kept.
+// Overrides lists the overrides that have not ended; with ended, all that are still
+// kept.
 func (r *Book) Overrides(ctx context.Context, ended bool) ([]policy.Override, error) {
 	if err := r.RefreshRules(ctx); err != nil {
 		return nil, err
@@ -522,8 +526,8 @@ func (r *Book) Overrides(ctx context.Context, ended bool) ([]policy.Override, er
 	return out, nil
 }
 
-// AddOverride creates an override. It fills in ID, By and CreatedAt; a zero
-// From is now. Errors: Invalid, NotFound (its policy or a worker).
+// AddOverride creates an override. It sets ID, By and CreatedAt, and From to now if
+// it is zero. Errors: Invalid, NotFound (its policy or a worker).
 func (r *Book) AddOverride(ctx context.Context, by audit.Actor, o policy.Override) (policy.Override, error) {
 	if err := r.RefreshRules(ctx); err != nil {
 		return o, err
@@ -553,8 +557,8 @@ func (r *Book) AddOverride(ctx context.Context, by audit.Actor, o policy.Overrid
 	return o, err
 }
 
-// overrideEntry describes an override, with the names of its workers. One that
-// is gone keeps its ID.
+// overrideEntry returns an audit entry about an override, with the names of its
+// workers. A worker that no longer exists is given by its ID.
 func (r *Book) overrideEntry(ctx context.Context, action string, by audit.Actor, o *policy.Override) audit.Entry {
 	e := audit.Entry{Action: action, By: by, Reason: o.Kind}
 	whom := o.Selector.String()
@@ -572,8 +576,8 @@ func (r *Book) overrideEntry(ctx context.Context, action string, by audit.Actor,
 	return e
 }
 
-// EndOverride ends an override now. What it made void until now stays void.
-// Errors: NotFound, Refused if it is over.
+// EndOverride ends an override now. Boundaries that it has already skipped stay
+// skipped. Errors: NotFound; Refused if it has ended.
 func (r *Book) EndOverride(ctx context.Context, by audit.Actor, id string) (policy.Override, error) {
 	var o policy.Override
 	if err := failure.CheckName("override", id); err != nil {
@@ -601,7 +605,7 @@ func (r *Book) EndOverride(ctx context.Context, by audit.Actor, id string) (poli
 			return nil, &failure.Refused{Command: "end override", Name: id, Reason: "ended", Detail: "it ended at " + rec.Until.Format(time.RFC3339)}
 		}
 		if rec.Until = now; !rec.From.Before(now) {
-			return nil, nil // it had not begun
+			return nil, nil // it had not begun, so it is deleted
 		}
 		o = rec
 		return overrideCodec.Encode(key, rec)
@@ -609,7 +613,8 @@ func (r *Book) EndOverride(ctx context.Context, by audit.Actor, id string) (poli
 	return o, err
 }
 
-// TrimOverrides removes overrides that ended long ago. It returns their number.
+// TrimOverrides removes overrides that ended more than keepOverrides ago. It returns
+// how many.
 func (r *Book) TrimOverrides(ctx context.Context, now time.Time) (int, error) {
 	n := 0
 	for _, o := range r.Rules().Overrides {

@@ -14,9 +14,9 @@ import (
 	"lull/internal/store"
 )
 
-// Keys of the rules: policies, schedules, groups, overrides and budgets. The
-// mark changes with each of them, so that a transaction can check that its
-// rules are the newest.
+// Keys of the rules: policies, schedules, groups, overrides and budgets. The mark is
+// rewritten with each of them, so that a transaction can check that its rules are the
+// newest.
 const (
 	rulesPrefix    = "policy/"
 	namedPrefix    = rulesPrefix + "named/"
@@ -37,10 +37,10 @@ var (
 )
 
 type mark struct {
-	Changed string `json:"changed"` // the key that did
+	Changed string `json:"changed"` // key of the rule that was changed
 }
 
-// Book is the rules in a store, as last read.
+// Book holds the rules in a store, as last read.
 type Book struct {
 	store   store.Store
 	guards  []store.Cond
@@ -48,7 +48,7 @@ type Book struct {
 	now     *lastRead
 }
 
-// Workers are the workers that rules apply to.
+// Workers reads the workers that rules apply to.
 type Workers interface {
 	Worker(ctx context.Context, id string) (worker.Worker, error)
 	Workers(ctx context.Context, q worker.Filter, after string, limit int) (worker.Page, error)
@@ -61,26 +61,26 @@ type lastRead struct {
 	size    atomic.Pointer[func(policy.Scope) int]
 }
 
-// NewBook returns a Book with the built-in rules, until RefreshRules or
-// FollowRules has read those in the store.
+// NewBook returns a Book with the built-in rules. RefreshRules or FollowRules reads
+// those in the store.
 func NewBook(s store.Store, of Workers) *Book {
 	b := &Book{store: s, workers: of, now: &lastRead{}}
 	b.now.rules.Store(&version{Set: policy.New(nil, nil, nil, nil, nil)})
 	return b
 }
 
-// Guarded returns a view of b whose writes succeed only while guards hold.
+// Guarded returns a view of r whose writes fail unless all guards hold.
 func (r *Book) Guarded(guards []store.Cond) *Book {
 	g := *r
 	g.guards = guards
 	return &g
 }
 
-// RulesAt returns the revision of the store at which the rules were read.
+// RulesAt returns the store revision at which the rules were read.
 func (r *Book) RulesAt() int64 { return r.now.rules.Load().revision }
 
-// version is a Set, the store revision at which it was read, and its source: the
-// number of records, and the revision of the newest.
+// version is a Set, the store revision at which it was read, and what identifies its
+// content: the number of records, and the revision of the newest.
 type version struct {
 	*policy.Set
 	revision int64
@@ -92,7 +92,7 @@ type version struct {
 // read.
 func (r *Book) Rules() *policy.Set { return r.now.rules.Load().Set }
 
-// ruleBook builds a Set from records, and is updated record by record.
+// ruleBook holds the records of a Set by key, and is updated record by record.
 type ruleBook map[string]store.Value
 
 func (b ruleBook) set() (*policy.Set, error) {
@@ -127,8 +127,8 @@ func decodeInto[T any](c store.Codec[T], v store.Value, to *[]T) error {
 	return err
 }
 
-// takeRules puts a Set into the snapshot unless that has a newer one. An
-// unreadable record leaves the last good Set unchanged.
+// takeRules makes a Set of b current unless the present one is newer. If a record is
+// unreadable, the last good Set stays in effect.
 func (r *Book) takeRules(b ruleBook, revision int64) error {
 	made := &version{revision: revision, records: len(b)}
 	for _, v := range b {
@@ -165,7 +165,8 @@ func (r *Book) takeRules(b ruleBook, revision int64) error {
 	return nil
 }
 
-// OnRules calls fn after the rules have changed; it must not block.
+// OnRules sets the function that is called after the rules have changed; it must not
+// block.
 func (r *Book) OnRules(fn func()) { r.now.changed.Store(&fn) }
 
 // CountBy sets the function that counts the workers of a selector, for budgets

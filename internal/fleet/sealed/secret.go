@@ -1,5 +1,5 @@
-// Package sealed holds secrets as references or encrypted with a key that is
-// not in the store, and signs what lull gives out and must recognize.
+// Package sealed holds secrets as references or encrypted with a key that is not in
+// the store, and signs links and enrollment secrets.
 package sealed
 
 import (
@@ -18,22 +18,22 @@ import (
 	"lull/internal/core/failure"
 )
 
-// Secret is a setting that holds a secret: a reference ("file:/path" or
-// "env:NAME"), a secret encrypted with a key outside the store
-// ("sealed:BASE64"), or, in a flag, the environment or a config file, the secret
-// itself. It prints as the reference, or without its content.
+// Secret is a setting that holds a secret: a reference ("file:/path" or "env:NAME");
+// a secret encrypted with a key outside the store ("sealed:BASE64"); or, in a flag,
+// the environment or a config file, the secret itself. It prints as the reference,
+// and otherwise without its content.
 type Secret string
 
 // hidden stands for the content of a secret.
 const hidden = "***"
 
-// IsReference reports whether s is a file:PATH or env:NAME of at most 1 KiB.
+// IsReference reports whether s has the form file:PATH or env:NAME and at most 1 KiB.
 func (s Secret) IsReference() bool {
 	kind, rest, _ := strings.Cut(string(s), ":")
 	return (kind == "file" || kind == "env") && rest != "" && len(rest) <= 1024
 }
 
-// String returns a reference as it is, and hides anything else.
+// String returns a reference unchanged, and hides anything else.
 func (s Secret) String() string {
 	switch {
 	case s == "" || s.IsReference():
@@ -59,7 +59,7 @@ func (s Secret) MarshalText() ([]byte, error) {
 	return []byte(s.String()), nil
 }
 
-// Plain is an opened secret. It prints as ***, also in JSON and logs.
+// Plain is a decrypted or resolved secret. It prints as ***, even in JSON and logs.
 type Plain string
 
 // Format hides the secret under every verb of fmt.
@@ -74,7 +74,7 @@ func (p Plain) LogValue() slog.Value { return slog.StringValue(hidden) }
 // MarshalText hides the secret.
 func (p Plain) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 
-// Sealer encrypts secrets given in the clear. A nil Sealer refuses them.
+// Sealer encrypts secrets. A nil Sealer returns an error instead.
 type Sealer struct {
 	aead cipher.AEAD
 	key  []byte // signs links and enrollment secrets
@@ -100,8 +100,8 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{aead, links}, nil
 }
 
-// Seal converts a user's value of field to a Secret: references stay as they
-// are, anything else is encrypted.
+// Seal converts a user's value of field to a Secret: it keeps a reference, and
+// encrypts anything else.
 func (s *Sealer) Seal(field, given string) (Secret, error) {
 	switch {
 	case given == "", strings.HasPrefix(given, "file:"), strings.HasPrefix(given, "env:"):
@@ -121,7 +121,7 @@ func (s *Sealer) Seal(field, given string) (Secret, error) {
 	return Secret("sealed:" + base64.RawStdEncoding.EncodeToString(box)), nil
 }
 
-// Open returns the secret. file and env read the target of a reference.
+// Open returns the plain secret. file and env resolve references.
 func (s *Sealer) Open(ref Secret, file, env func(string) (Plain, error)) (Plain, error) {
 	kind, rest, _ := strings.Cut(string(ref), ":")
 	switch {
@@ -146,7 +146,7 @@ func (s *Sealer) Open(ref Secret, file, env func(string) (Plain, error)) (Plain,
 	return Plain(plain), nil
 }
 
-// MAC returns a signature over text, for links and enrollment secrets.
+// MAC returns a signature of text, for links and enrollment secrets.
 func (s *Sealer) MAC(text string) []byte {
 	m := hmac.New(sha256.New, s.key)
 	m.Write([]byte(text))
