@@ -1,11 +1,11 @@
 // Package admit decides, on a host with bounded memory and processors, which
-// starts and wakes may proceed now, and which sleeping instances give up memory
-// for the others.
+// starts and wakes may proceed now, and which sleeping instances must give up
+// memory for them.
 //
-// Memory is never promised beyond the budget. No ask is overtaken by a later
-// one that waits for the same resource with no more urgency. Only sleeping
-// instances are pushed down, and never in vain. The package is pure: the host
-// daemon measures, waits and pushes.
+// More memory than the budget is never promised. An ask is never overtaken by a
+// later one that waits for the same resource and is not more urgent. Only
+// sleeping instances are pushed down the ladder, and only if that frees enough
+// memory. The package is pure: the host daemon measures, waits and pushes.
 package admit
 
 import (
@@ -16,22 +16,22 @@ import (
 	"lull/internal/core/power"
 )
 
-// Ask is a start or a wake that waits for leave.
+// Ask is a start or a wake that waits for permission to proceed.
 type Ask struct {
-	Memory int64  // bytes that it takes beyond what it holds
-	Slow   bool   // a boot or a restore from disk, which takes one of the places
-	Client bool   // a client waits for it
+	Memory int64  // bytes that it needs beyond what its instance holds now
+	Slow   bool   // a boot or a restore from disk, of which a limited number may run at a time
+	Client bool   // a client is waiting
 	Seq    uint64 // order of arrival
 }
 
-// Capacity is the available capacity.
+// Capacity is what is available now.
 type Capacity struct {
-	Free   int64 // bytes; negative when more is held than the budget has
-	Places int   // slow ones that may begin now
+	Free   int64 // bytes; negative if instances hold more than the budget
+	Places int   // slow asks that may begin now
 }
 
-// Order compares two asks: those with a waiting client come first, then the
-// older ones.
+// Order compares two asks, for sorting: asks with a waiting client come first,
+// and among equals the older ones.
 func Order(a, b Ask) int {
 	if a.Client != b.Client {
 		if a.Client {
@@ -42,13 +42,13 @@ func Order(a, b Ask) int {
 	return cmp.Compare(a.Seq, b.Seq)
 }
 
-// Next returns the asks, given in order, that may proceed now. short is how
-// many bytes the first ask that must wait for memory lacks, 0 if there is none.
-// No ask behind it takes memory before it does.
+// Next returns the asks that may proceed now. asks must be sorted by Order. short
+// is how many bytes the first ask that has to wait for memory still needs, 0 if
+// none has to. Asks behind it get no memory before it does.
 func Next(r Capacity, asks []Ask) (granted []int, short int64) {
 	for n, a := range asks {
 		switch {
-		case a.Slow && r.Places <= 0: // asks that need no place may proceed
+		case a.Slow && r.Places <= 0: // later asks that are not slow may proceed
 			continue
 		case a.Memory > 0 && short > 0:
 			continue
@@ -65,17 +65,17 @@ func Next(r Capacity, asks []Ask) (granted []int, short int64) {
 	return granted, short
 }
 
-// Sleeper is an instance that could be pushed down the ladder. Whatever holds
-// it (a lease, a snooze, a transition) keeps it out of the list.
+// Sleeper is an instance that can be pushed down the ladder. The caller omits
+// instances that anything holds (a lease, a snooze, a transition).
 type Sleeper struct {
-	State     power.Instance // only paused and reclaimed ones go deeper
+	State     power.Instance // only paused and reclaimed instances can go deeper
 	Holds     int64          // bytes
 	Used      time.Time      // last use
 	Reclaim   bool           // its memory can be pushed out
 	Hibernate bool           // it can be saved to disk
 }
 
-// deeper is the next step down of s; empty for none.
+// deeper returns the next state down the ladder for s; empty if there is none.
 func (s Sleeper) deeper() power.Instance {
 	switch {
 	case s.Holds <= 0:
@@ -87,11 +87,11 @@ func (s Sleeper) deeper() power.Instance {
 	return ""
 }
 
-// Push returns which sleeper goes one step down, and to which state, to free
-// short bytes; to is empty if none should. What wakes cheaply is used first:
-// every sleeper that can be reclaimed is, before one is saved to disk, and
-// within each step the least recently used goes first. If all of them together
-// do not hold enough, none is pushed.
+// Push returns which sleeper to push one step down, and to which state, in order
+// to free short bytes. to is empty if no sleeper should be pushed. Steps from
+// which a wake is cheap come first: every sleeper that can be reclaimed is,
+// before any is saved to disk. Within each step the least recently used sleeper
+// comes first. If all sleepers together do not hold enough, none is pushed.
 func Push(short int64, list []Sleeper) (n int, to power.Instance) {
 	if short <= 0 {
 		return 0, ""

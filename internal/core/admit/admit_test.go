@@ -21,8 +21,9 @@ func drawAsks(t *rapid.T) []Ask {
 	return asks
 }
 
-// TestNextKeepsToTheRoom checks that neither memory nor places are granted
-// twice, and that only a request that waits for something else is overtaken.
+// TestNextKeepsToTheRoom checks that neither memory nor places are granted twice,
+// and that an ask is overtaken only by asks that do not wait for the same
+// resource.
 func TestNextKeepsToTheRoom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		asks := drawAsks(t)
@@ -40,7 +41,7 @@ func TestNextKeepsToTheRoom(t *testing.T) {
 		if places < 0 {
 			t.Fatal("more places were given than there are")
 		}
-		first := true // of those that lack memory
+		first := true // the first ask that has to wait for memory
 		for n, a := range asks {
 			if slices.Contains(granted, n) {
 				continue
@@ -71,8 +72,8 @@ func TestNextKeepsToTheRoom(t *testing.T) {
 	})
 }
 
-// TestNobodyStarves checks that every request is served eventually, as long as
-// each fits alone and grants are returned.
+// TestNobodyStarves checks that every ask is granted eventually, if each fits
+// alone and what is granted is returned.
 func TestNobodyStarves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		asks := drawAsks(t)
@@ -99,9 +100,9 @@ func drawSleepers(t *rapid.T) []Sleeper {
 	}), 0, 8).Draw(t, "sleepers")
 }
 
-// TestPush checks that only sleeping instances are pushed down, with cheap
-// steps and long unused instances first, only if that suffices, and that
-// pushing ends.
+// TestPush checks that only sleeping instances are pushed, that cheap steps and
+// long unused instances come first, that none is pushed if all together do not
+// suffice, and that pushing ends.
 func TestPush(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := drawSleepers(t)

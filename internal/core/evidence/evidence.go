@@ -1,16 +1,17 @@
-// Package evidence records what a decision about idleness was based on, in a
-// form that outlives it, and replays it.
+// Package evidence records what a decision about idleness was based on, in a form
+// that can be stored and replayed.
 //
-// A Decision holds the policy and evidence given to the engine and its verdict.
-// Replay evaluates them again, so that every entry of an audit log or journal
-// can be verified; Simulate evaluates them under another policy.
+// A Decision contains the policy and evidence given to the engine, and its
+// verdict. Replay evaluates them again, so that every entry of an audit log or
+// journal can be verified. Simulate evaluates them under another policy.
 //
-// A Recorder turns the checks of many objects into run-length encoded Records:
-// changes and activity times, not every sample. Timeline reassembles them.
+// A Recorder turns the checks of many objects into run-length encoded Records,
+// which contain changes and activity times but not every sample. Package
+// platform/journal stores them, and Follow, Recall and Trial read them back.
 //
 // A Decision that went through the codec replays to the same verdict, and a
-// period without checks is never reported as known. Package platform/journal stores
-// the records; this package does not know what the objects are.
+// period without checks is never reported as known. The package does not know
+// what the objects are.
 package evidence
 
 import (

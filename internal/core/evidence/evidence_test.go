@@ -15,7 +15,8 @@ import (
 
 var t0 = time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
 
-// drawn makes any question to the engine, with zones and monotonic parts.
+// drawn draws any input of the engine, including times with zones and monotonic
+// readings.
 func drawn(t *rapid.T) (time.Time, idle.Policy, idle.Evidence) {
 	zone := time.FixedZone("x", rapid.IntRange(-12, 12).Draw(t, "zone")*3600)
 	at := func(name string) time.Time {
@@ -97,8 +98,9 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 }
 
-// TestAnotherEngine checks that a verdict that today's engine would not give is
-// marked, and that its recorded data is unchanged.
+// TestAnotherEngine checks that a record is marked if today's engine would give
+// another verdict than the recorded one, and that the recorded outcome is
+// preserved.
 func TestAnotherEngine(t *testing.T) {
 	d := evidence.Decide(t0, idle.Policy{Timeout: idle.Duration(time.Hour), Detection: true, AutoPause: true}, idle.Evidence{Running: true, CreatedAt: t0.Add(-time.Minute)})
 	d.Verdict.Eligible, d.Verdict.Blocks = true, nil
@@ -134,7 +136,7 @@ func FuzzUnpack(f *testing.F) {
 		}
 		b, err := r.Pack()
 		if err != nil {
-			return // it became too long, or holds a time that cannot be written
+			return // it became too long, or contains a time that cannot be encoded
 		}
 		if _, err := evidence.Unpack(b); err != nil {
 			t.Errorf("cannot unpack what was packed: %v", err)

@@ -13,9 +13,9 @@ import (
 const levelSlot = 5 * time.Minute
 
 // Levels are the highest values of each numeric signal per five-minute slot, to
-// four digits. A run records only that a signal stayed on one side of its
-// threshold; Levels allow another threshold to be applied. A Levels is immutable
-// once it is in a Record.
+// four digits. A run of equal checks records only on which side of its threshold
+// a signal stayed; Levels allow another threshold to be applied later. A Levels
+// is immutable once it is in a Record.
 type Levels struct {
 	// At is the time of the last check of each slot, oldest first.
 	At []time.Time
@@ -43,7 +43,7 @@ func fourDigits(v float64) float64 {
 	return r
 }
 
-// with returns l with the values of a later check added.
+// with returns l with the values of a later check merged in.
 func (l *Levels) with(next *Levels) *Levels {
 	switch {
 	case l == nil:
@@ -56,7 +56,7 @@ func (l *Levels) with(next *Levels) *Levels {
 		same = same && l.High[name] != nil
 	}
 	if !same {
-		return next // different signals: not the same run
+		return next // other signals than before: not the same run
 	}
 	slot := func(t time.Time) int64 { return t.Unix() / int64(levelSlot/time.Second) }
 	n := len(l.At) - 1

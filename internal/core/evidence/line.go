@@ -19,16 +19,16 @@ const (
 
 // Line produces log lines for the decisions about one object: one for each new
 // outcome and otherwise at most one per minute, so that a flapping signal does
-// not flood the log. The zero value is ready to use. It is not safe for
+// not flood the log. The zero value is ready for use. It is not safe for
 // concurrent use.
 type Line struct {
 	outcome, said string
 	at            time.Time
 }
 
-// Take returns the attributes of the line for a decision, or nil if there is
-// nothing new to log. who identifies the object; guard names what prevented the
-// action besides the blocks.
+// Take returns the attributes of the log line for a decision, or nil if there is
+// nothing new to log. who identifies the object; guard names what, besides the
+// blocks, prevented the action.
 func (l *Line) Take(d Decision, guard string, who ...slog.Attr) []slog.Attr {
 	v := &d.Verdict
 	outcome := OutcomeHold

@@ -11,8 +11,9 @@ import (
 	"lull/internal/core/idle"
 )
 
-// TestLine checks that a decision without news has no line, that an unchanged
-// reason has at most one per minute, and that a pause is always written.
+// TestLine checks that a decision without news has no line, that lines for an
+// unchanged outcome are at least a minute apart, and that a pause is always
+// logged.
 func TestLine(t *testing.T) {
 	begin := t0.UTC()
 	p := idle.Policy{Name: "research", Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(5 * time.Minute), Detection: true, AutoPause: true}
@@ -39,7 +40,7 @@ func TestLine(t *testing.T) {
 		{6*time.Minute + 30*time.Second, unknown, "", []string{"signal_unknown(cml)"}},
 		{7 * time.Minute, unknown, "", nil},
 		{58*time.Minute + 59*time.Second, idle.Evidence{}, "", []string{"code=not_idle_yet"}},
-		{59 * time.Minute, idle.Evidence{}, "", []string{"outcome=pause code=idle_timeout_exceeded"}}, // at once
+		{59 * time.Minute, idle.Evidence{}, "", []string{"outcome=pause code=idle_timeout_exceeded"}}, // a pause is logged without waiting for the minute
 		{60 * time.Minute, idle.Evidence{}, "", nil},
 	} {
 		got := take(c.after, c.e, c.guard)

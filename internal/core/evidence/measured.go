@@ -7,10 +7,11 @@ import (
 	"lull/internal/core/idle"
 )
 
-// counts reports whether a signal counts in the trial.
+// counts reports whether a signal counts under the trial's policy.
 func (t *Trial) counts(signal string) bool { return t.Policy == nil || t.Policy.Counts(signal) }
 
-// tried returns the trial's threshold for a reading, if it overrides one.
+// tried returns the threshold with which the trial overrides that of a reading.
+// ok is false if it does not override it.
 func (t *Trial) tried(r *idle.Reading) (float64, bool) {
 	if r.Unit == "" || r.State != idle.Active && r.State != idle.Quiet {
 		return 0, false
@@ -19,7 +20,7 @@ func (t *Trial) tried(r *idle.Reading) (float64, bool) {
 	return v, given
 }
 
-// judged returns r as evaluated with the trial's threshold.
+// judged returns r with its state under the trial's threshold.
 func (t *Trial) judged(r idle.Reading) idle.Reading {
 	if v, given := t.tried(&r); given {
 		r.Threshold, r.State = v, idle.Quiet
@@ -30,9 +31,9 @@ func (t *Trial) judged(r idle.Reading) idle.Reading {
 	return r
 }
 
-// measured returns the times of use that a check of a self-measuring object
-// proves: by its readings, by the values before it, and by its start or resume,
-// which also reset its idle clock.
+// measured returns the times of use that a check proves about an object that
+// measures itself: by its readings, by the Levels since the previous record, and
+// by its creation or last resume, which also reset the idle clock.
 func (t *Trial) measured(r *Record) []time.Time {
 	out := t.tops(r)
 	for _, x := range r.Evidence.Readings {
@@ -50,8 +51,8 @@ func (t *Trial) measured(r *Record) []time.Time {
 	return out
 }
 
-// tops returns the checks that end slots in which a signal reached a threshold
-// of the trial.
+// tops returns the times of the slots in which a signal reached a threshold of
+// the trial. A slot's time is that of its last check.
 func (t *Trial) tops(r *Record) (out []time.Time) {
 	if r.Levels == nil {
 		return nil
@@ -64,7 +65,8 @@ func (t *Trial) tops(r *Record) (out []time.Time) {
 	return out
 }
 
-// topped reports whether a signal reached a threshold of the trial in a slot.
+// topped reports whether a signal reached a threshold of the trial in the slot
+// with that index.
 func (t *Trial) topped(r *Record, slot int) bool {
 	return slices.ContainsFunc(r.Evidence.Readings, func(x idle.Reading) bool {
 		v, given := t.tried(&x)
@@ -74,7 +76,8 @@ func (t *Trial) topped(r *Record, slot int) bool {
 }
 
 // between returns the events that a check reports about the time before it: a
-// start or resume and, for unrecorded time, its own last-activity time.
+// start or resume and, if the time before it was not recorded, the object's own
+// last-activity time.
 func (t *Trial) between(s *Stretch) (out []turn) {
 	e, was := &s.After.Evidence, &s.Check.Evidence
 	if !e.CreatedAt.Equal(was.CreatedAt) && e.CreatedAt.After(s.Check.At) {
@@ -86,7 +89,8 @@ func (t *Trial) between(s *Stretch) (out []turn) {
 	if !s.Known && e.LastActivityAt.After(s.Check.At) {
 		out = append(out, turn{at: e.LastActivityAt})
 	}
-	// The time within a slot is not kept, so the whole slot counts.
+	// The exact time within a slot is not recorded, so the whole slot counts as
+	// use.
 	step := levelSlot
 	if t.Policy != nil && t.Policy.Timeout > 0 {
 		step = max(min(step, time.Duration(t.Policy.Timeout)/2), 10*time.Second)
@@ -103,9 +107,9 @@ func (t *Trial) between(s *Stretch) (out []turn) {
 	return out
 }
 
-// steadily returns until when use continued throughout a stretch, zero if it
-// did not. If both ends belong to the same run, single times of use are not
-// kept; for signals with Levels they are known.
+// steadily returns the time until which use continued throughout a stretch, or
+// zero if it did not. If both ends belong to the same run, single times of use
+// are not kept, except for signals with Levels.
 func (t *Trial) steadily(s *Stretch, turns []turn) (last time.Time) {
 	if s.After == nil || s.After.Since.IsZero() {
 		return last
@@ -130,9 +134,9 @@ func (t *Trial) steadily(s *Stretch, turns []turn) (last time.Time) {
 	return last
 }
 
-// asked reports whether enough signals were read in a stretch. Signals that
-// were skipped because others were active are unknown wherever the trial's
-// thresholds make those others quiet.
+// asked reports whether enough signals were read in a stretch. A signal that was
+// skipped because others were active is unknown wherever the trial's thresholds
+// make those others quiet.
 func (t *Trial) asked(s *Stretch) bool {
 	if !slices.ContainsFunc(s.Check.Unasked, t.counts) {
 		return true
@@ -155,7 +159,8 @@ func (t *Trial) asked(s *Stretch) bool {
 	return true
 }
 
-// holds reports whether a signal without an overridden threshold is active.
+// holds reports whether a signal is active that counts and whose threshold is not
+// overridden.
 func (t *Trial) holds(r *Record) bool {
 	return slices.ContainsFunc(r.Evidence.Readings, func(x idle.Reading) bool {
 		_, own := t.tried(&x)

@@ -11,17 +11,17 @@ import (
 	"lull/internal/core/idle"
 )
 
-// machine is a day of one that measures itself, minute by minute.
+// machine is a day, minute by minute, of a machine that measures itself.
 type machine struct {
 	begun   time.Time
 	cpu     []float64
 	network []float64
 	logins  []bool // a key was pressed in that minute
-	thrifty bool   // users are not asked for while cpu or network is active
+	thrifty bool   // logins are not read while cpu or network is active
 	list    []evidence.Record
 }
 
-// minutes draws days of quiet and use of several strengths.
+// minutes draws days with quiet times and with use of several strengths.
 func minutes(n int, thrifty bool) machine {
 	m := machine{begun: time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC), thrifty: thrifty}
 	for len(m.cpu) < n*24*60 {
@@ -45,7 +45,8 @@ func minutes(n int, thrifty bool) machine {
 	return m
 }
 
-// records returns what it would have reported each minute, as stored.
+// records returns the records that the machine would have reported each minute,
+// after packing and unpacking.
 func (m *machine) records(t *testing.T) []evidence.Record {
 	if m.list != nil {
 		return m.list
@@ -95,8 +96,8 @@ func (m *machine) records(t *testing.T) []evidence.Record {
 
 func (m *machine) end() time.Time { return m.begun.Add(time.Duration(len(m.cpu)-1) * time.Minute) }
 
-// stops computes from the minutes alone, without engine or records, when it
-// would have been paused and when use resumed.
+// stops computes from the minutes alone, without engine and records, when the
+// machine would have been paused and when use resumed.
 func (m *machine) stops(cpu, network float64, timeout time.Duration, users bool) (out []evidence.Stop) {
 	used := m.begun
 	for i := range m.cpu {
@@ -129,10 +130,10 @@ func (m *machine) replay(t *testing.T, p idle.Policy, thresholds map[string]floa
 	return trial
 }
 
-// TestTrialOfThresholds replays random days under thresholds that were not in
-// force, and holds the outcome to what the minutes themselves say: with those
-// that were, to the second; with others, the machine is never taken for quiet
-// when it was in use, and no more than a slot of five minutes is lost at either
+// TestTrialOfThresholds replays random days and compares the outcome with what
+// the minutes themselves say. With the thresholds that were in force, the two
+// must agree to the second. With others, the machine must never be taken for
+// quiet while in use, and at most a slot of five minutes may be lost at either
 // end of a pause.
 func TestTrialOfThresholds(t *testing.T) {
 	pauses := 0
@@ -186,8 +187,8 @@ func TestTrialOfThresholds(t *testing.T) {
 	}
 }
 
-// TestTrialOfSignals checks that a signal that is left out does not prevent a
-// pause.
+// TestTrialOfSignals checks that a signal that the trial leaves out does not
+// prevent a pause.
 func TestTrialOfSignals(t *testing.T) {
 	m := minutes(4, false)
 	trial := m.replay(t, idle.Policy{Name: "x", Timeout: idle.Duration(40 * time.Minute), Action: "stop", Signals: []string{"cpu", "network"}}, nil)
@@ -206,9 +207,9 @@ func TestTrialOfSignals(t *testing.T) {
 	}
 }
 
-// TestTrialOfWhatWasNotAsked checks that, if a signal was not read because cpu
-// was active and the trial counts that cpu as quiet, the state is unknown and
-// nothing is paused.
+// TestTrialOfWhatWasNotAsked checks that the state is unknown, and nothing is
+// paused, if a signal was not read because cpu was active and the trial counts
+// that cpu as quiet.
 func TestTrialOfWhatWasNotAsked(t *testing.T) {
 	for range 8 {
 		m := minutes(4, true)

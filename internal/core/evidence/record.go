@@ -21,30 +21,31 @@ type Record struct {
 	At     time.Time
 	Object string
 	Region string // workers only
-	// Next is when the next check is planned. If the following record comes
-	// much later, the time in between is unknown.
+	// Next is when the next check is planned. If the next record is much later
+	// than that, the time in between is unknown.
 	Next time.Time
-	// Since is the first check of the run this record belongs to; zero if
-	// the run begins here. Checks counts the checks since the previous
-	// record, including this one; all had the same result.
+	// Since is the time of the first check in this record's run; zero if the run
+	// begins here. Checks is the number of checks since the previous record,
+	// including this one, all with the same result.
 	Since  time.Time
 	Checks int
 	// Activity lists the times of use that became known since the previous
-	// record, oldest first, except the newest, which is in the evidence.
+	// record, oldest first. The newest one is omitted, because it is in the
+	// evidence.
 	Activity []time.Time
-	// Levels are the values of the signals since the previous record, or nil
-	// if other thresholds need not be simulated.
+	// Levels are the values of the signals since the previous record; nil if no
+	// other thresholds need to be simulated.
 	Levels *Levels
-	// Unasked lists signals that count but were skipped, because others had
-	// already answered.
+	// Unasked lists signals that count but were not read, because others had
+	// already decided the result.
 	Unasked []string
 	// Paused is the last pause before this record, as the object reports it.
 	Paused *Turn
 	// Change is set in the record of a change, which has no decision.
 	Change *Change
 	Decision
-	// Differs is set if this engine's verdict on the evidence differs from
-	// the recorded one. Verdict is the new one, Was the recorded one.
+	// Differs is set if this engine's verdict on the evidence differs from the
+	// recorded one. Verdict is then the new verdict, Was the recorded outcome.
 	Differs bool
 	Was     Outcome
 }
@@ -59,7 +60,7 @@ type Change struct {
 }
 
 // Outcome is the part of a verdict that a journal keeps: its result and a
-// checksum. The rest follows from the evidence.
+// checksum. Everything else can be computed from the evidence.
 type Outcome struct {
 	Eligible bool        `json:"y,omitempty"`
 	IsIdle   bool        `json:"i,omitempty"`
@@ -185,8 +186,8 @@ func (r Record) Pack() ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// ObjectOf returns the object's name in a packed record, and the offset of the
-// rest, without unpacking it.
+// ObjectOf returns the object's name in a packed record and the offset of the
+// rest. It does not unpack the rest.
 func ObjectOf(b []byte) (object []byte, rest int, err error) {
 	if len(b) == 0 || b[0] != packed {
 		return nil, 0, errors.New("cannot read evidence: unknown format version")
@@ -199,7 +200,7 @@ func ObjectOf(b []byte) (object []byte, rest int, err error) {
 	return b[1+size : rest], rest, nil
 }
 
-// Unpack decodes what Pack wrote and evaluates the evidence again.
+// Unpack decodes a record that Pack encoded, and evaluates its evidence again.
 func Unpack(b []byte) (Record, error) {
 	name, rest, err := ObjectOf(b)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"lull/internal/core/idle"
 )
 
-// Recorder turns checks into records: one when something changed, one when that
-// run ends, and one per Beat in between, so that a crash loses little. It is
-// safe for concurrent use.
+// Recorder turns checks into records: one when something changes, one when a run
+// of equal checks ends, and one per Beat during the run, so that a crash loses
+// little. It is safe for concurrent use.
 type Recorder struct {
 	Beat time.Duration // maximum time a run stays unwritten; > 0
 
@@ -26,7 +26,7 @@ type run struct {
 	more  int       // checks since the last record
 }
 
-// Take adds a check or a change and returns the records to write.
+// Take takes a check or a change and returns the records to write now.
 func (r *Recorder) Take(rec Record) []Record {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,10 +55,11 @@ func (r *Recorder) Take(rec Record) []Record {
 	return append(out, rec)
 }
 
-// moved reports whether a check brings more times of use than a run may defer.
+// moved reports whether a check brings so many times of use that it must be
+// written at once.
 func moved(rec *Record) bool { return len(rec.Activity) >= 64 }
 
-// end returns the last check of a run if it is not written yet.
+// end returns the last check of a run, or nothing if it was already written.
 func (u *run) end() []Record {
 	if u == nil || u.more == 0 {
 		return nil
@@ -69,8 +70,8 @@ func (u *run) end() []Record {
 	return []Record{out}
 }
 
-// Overdue returns the records that are due although no check arrived, and
-// forgets runs that ended.
+// Overdue returns the records that must be written although no new check arrived,
+// and drops runs that have ended.
 func (r *Recorder) Overdue(now time.Time) []Record {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -88,7 +89,7 @@ func (r *Recorder) Overdue(now time.Time) []Record {
 	return out
 }
 
-// Flush returns all pending records.
+// Flush returns the records of all checks that are not yet written.
 func (r *Recorder) Flush() []Record {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,8 +101,8 @@ func (r *Recorder) Flush() []Record {
 	return out
 }
 
-// Pending returns the last checks not yet in a record, of one object or, if
-// object is empty, of all.
+// Pending returns, for one object or for all if object is empty, the last check
+// that is not yet in a record.
 func (r *Recorder) Pending(object string) []Record {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,15 +118,15 @@ func (r *Recorder) Pending(object string) []Record {
 	return out
 }
 
-// slack is how late a check may come: twice the planned interval, and at least
-// half a minute.
+// slack returns the latest time at which the next check still counts as on time:
+// after twice the planned interval, and at least half a minute late.
 func slack(r *Record) time.Time {
 	return r.Next.Add(max(r.Next.Sub(r.At), 30*time.Second))
 }
 
-// Continues reports whether b adds nothing to a: the same policy, blocks, holds
-// and signal states, activity at least every second check interval, and no
-// missed check in between.
+// Continues reports whether check b continues the run of a: both have the same
+// policy, blocks, holds and signal states, activity happened at least every
+// second check interval, and no check was missed in between.
 func Continues(a, b *Record) bool {
 	if b.At.After(slack(a)) || !samePolicy(a.Policy, b.Policy) {
 		return false
@@ -147,8 +148,8 @@ func Continues(a, b *Record) bool {
 	return sameEvidence(&a.Evidence, &b.Evidence)
 }
 
-// steady reports whether use continued from x to y without a gap that matters
-// to any policy.
+// steady reports whether use continued from x to y without a gap that would
+// matter to any policy.
 func steady(x, y time.Time, b *Record) bool {
 	most := 2 * time.Duration(b.Policy.CheckInterval)
 	for _, t := range append(slices.Clone(b.Activity), y) {

@@ -11,7 +11,8 @@ import (
 
 var hour = idle.Policy{Name: "p", Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(5 * time.Minute), Detection: true, AutoPause: true}
 
-// check returns the record of a worker that is checked every five minutes.
+// check returns the record of a check, at time at, of a worker that is checked
+// every five minutes.
 func check(at, active time.Time, e idle.Evidence) evidence.Record {
 	e.Status, e.Running, e.LastActivityAt = "RUNNING", true, active
 	e.Readings = []idle.Reading{{Signal: "cml", State: idle.Quiet, At: at, LastEvent: active, MaxAge: idle.Duration(10 * time.Minute)}}
@@ -22,8 +23,9 @@ func check(at, active time.Time, e idle.Evidence) evidence.Record {
 	return evidence.Record{At: d.Verdict.At, Object: "w-1", Next: at.Add(5 * time.Minute), Decision: d}
 }
 
-// TestRunLength checks that repeated checks are written once, at their end and
-// at every beat, and that reading them back neither loses nor invents time.
+// TestRunLength checks that a run of equal checks is written only at its end and
+// at every beat, and that reading the records back neither loses nor invents
+// time.
 func TestRunLength(t *testing.T) {
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
 	var out []evidence.Record
@@ -74,8 +76,8 @@ func TestRunLength(t *testing.T) {
 	}
 }
 
-// TestSteadyUseIsOneRun checks that continuing activity does not begin a new
-// run each time.
+// TestSteadyUseIsOneRun checks that continuous activity does not begin a new run
+// at every check.
 func TestSteadyUseIsOneRun(t *testing.T) {
 	rec := evidence.Recorder{Beat: time.Hour}
 	n := 0
@@ -105,8 +107,8 @@ func TestOverdueRunsAreWrittenAndForgotten(t *testing.T) {
 	}
 }
 
-// TestRecallNamesWhatHeld checks that a moment inside a run is known and one in
-// a gap is not.
+// TestRecallNamesWhatHeld checks that the result at a moment inside a run is
+// known, and at a moment in a gap is not.
 func TestRecallNamesWhatHeld(t *testing.T) {
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
 	var out []evidence.Record
@@ -126,7 +128,8 @@ func TestRecallNamesWhatHeld(t *testing.T) {
 	}
 }
 
-// BenchmarkRecord measures what a check costs and what a worker's day weighs.
+// BenchmarkRecord measures the cost of recording a check, and the size of a
+// worker's day.
 func BenchmarkRecord(b *testing.B) {
 	bytes, days := 0, 0
 	for b.Loop() {

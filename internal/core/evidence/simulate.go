@@ -9,8 +9,9 @@ import (
 	"lull/internal/core/policy"
 )
 
-// Jitter is how far the time of one event may differ between two readings of
-// the same history: the precision to which its host's clock offset is known.
+// Jitter is how far the time of one event may differ between two readings of the
+// same history, because the clock offset of its host is known only that
+// precisely.
 const Jitter = 2 * time.Second
 
 // Off is a period in which an object did not run. Automatic is set if lull's
@@ -38,43 +39,42 @@ type Stop struct {
 // start. Call Add with the stretches in order, then End.
 type Trial struct {
 	Object string
-	// Policy replaces the timeout, action and signals of the recorded policy;
-	// nil keeps it. Times at which one of its signals was not read are
-	// unknown.
+	// Policy replaces the timeout, action and signals of the recorded policy; nil
+	// keeps them. Periods in which one of its signals was not read are unknown.
 	Policy *idle.Policy
 	// Snooze and WarnBefore replace those of the recorded policy; nil keeps
 	// them, 0 disables them.
 	Snooze, WarnBefore *idle.Duration
-	// Measured is set for objects that measure themselves, whose records have
+	// Measured is set for objects that measure themselves and whose records have
 	// Levels. Use is then derived from the values of the signals.
 	Measured bool
 	// Thresholds replace the recorded thresholds of numeric signals, in their
 	// units; only with Measured.
 	Thresholds map[string]float64
-	// Ignored are guards that would not exist under the policy.
+	// Ignored lists guards that would not exist under the policy.
 	Ignored []idle.Code
-	// Never is set if the policy never pauses for idleness.
+	// Never means that the policy never pauses for idleness.
 	Never bool
 	// Schedule returns the state of the policy's schedule at a time. If it is
-	// nil, recorded schedules and freezes apply.
+	// nil, the recorded schedules and freezes apply.
 	Schedule func(time.Time) *policy.ScheduleState
 
 	Off      []Off         // recorded, in order
 	Window   time.Duration // activity this soon after a pause makes it a false stop
-	From, To time.Time     // the period that is counted
+	From, To time.Time     // the period that is evaluated
 
 	Stops          []Stop
 	Paused         time.Duration // paused by the policy
 	Running, Other time.Duration // running; stopped by others
 	Unknown        time.Duration // no checks
 
-	down    time.Time // paused since; zero while running
+	down    time.Time // start of the simulated pause; zero while running
 	resumed time.Time
 	warned  time.Time
 	used    time.Time // last use, by the signals that count
 }
 
-// turn is one use or start of the object.
+// turn is one use or start of the object that ends a simulated pause.
 type turn struct {
 	at     time.Time
 	resume bool
@@ -101,21 +101,21 @@ func (t *Trial) Add(s Stretch) {
 			turns = append(turns, turn{at: a})
 		}
 	}
-	// The same event read again with a slightly different time is not a new use.
+	// A use whose time is only slightly different is the same use, read again.
 	same := Jitter
 	if t.Measured {
-		same = 0 // measured by its own clock
+		same = 0 // its own clock measured it, so equal times are equal
 		if s.After != nil {
 			turns = append(turns, t.between(&s)...)
 		}
 	}
 	turns = slices.DeleteFunc(turns, func(x turn) bool { return x.at.Sub(known) <= same })
 	if s.To.After(t.To) {
-		s.To = t.To // later use is reported by the next check and no longer counts
+		s.To = t.To // later use is reported by the next check and does not count here
 	}
 	at := s.From
 	if last := t.steadily(&s, turns); last.After(known) {
-		// Use was continuous; only its end is known.
+		// Use continued throughout the stretch; only its end is known.
 		if !t.down.IsZero() {
 			t.back(turn{at: s.From})
 		}
@@ -210,7 +210,7 @@ func (t *Trial) openings(from, to time.Time) (out []turn) {
 	}
 }
 
-// back ends a stop because of a use or a scheduled start.
+// back ends the simulated stop because of a use or a scheduled start.
 func (t *Trial) back(x turn) {
 	if x.opens {
 		if !t.down.IsZero() {
@@ -222,7 +222,7 @@ func (t *Trial) back(x turn) {
 	if !t.down.IsZero() {
 		end := x.at
 		if end.Before(t.down) {
-			end = t.down // reported late
+			end = t.down // it was reported late
 		}
 		t.stop(end, true)
 		t.resumed = end
@@ -238,7 +238,8 @@ func (t *Trial) stop(end time.Time, back bool) {
 	t.down = time.Time{}
 }
 
-// span replays a period without use, split where it was recorded as off.
+// span replays a period without use. It is split where the object was recorded as
+// off.
 func (t *Trial) span(from, to time.Time, s *Stretch, known time.Time) {
 	for _, o := range t.Off {
 		if !o.From.Before(to) || !o.To.After(from) {
@@ -271,7 +272,7 @@ func (t *Trial) span(from, to time.Time, s *Stretch, known time.Time) {
 	t.piece(from, to, s, known, s.Known)
 }
 
-// piece replays a period in which nothing changes.
+// piece replays a period in which nothing is recorded to change.
 func (t *Trial) piece(from, to time.Time, s *Stretch, known time.Time, looked bool) {
 	if !looked || !t.read(s.Check) {
 		t.count(&t.Unknown, from, to)
@@ -298,16 +299,16 @@ func (t *Trial) count(sum *time.Duration, from, to time.Time) {
 	*sum += max(to.Sub(from), 0)
 }
 
-// trialled returns the policy and evidence of a check, with the trial's changes.
+// trialled returns the policy and evidence of a check, as changed by the trial.
 func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidence) {
 	p, e := s.Check.Policy, s.Check.Evidence
-	scheduled := strings.HasPrefix(p.Name, "schedule ") // judged by a schedule, which need not apply here
+	scheduled := strings.HasPrefix(p.Name, "schedule ") // a schedule decided it, which need not apply in the trial
 	if q := t.Policy; q != nil {
 		p.Name, p.Timeout, p.Action, p.AutoPause = q.Name, q.Timeout, q.Action, true
 		if q.Signals != nil {
 			p.Signals = q.Signals
 		} else if scheduled && len(p.Signals) == 0 {
-			p.Signals = nil // with force, regardless of readings
+			p.Signals = nil // with force, readings do not matter
 		}
 	}
 	if t.Snooze != nil {
@@ -327,7 +328,7 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 	for i := range e.Readings {
 		r := &e.Readings[i]
 		*r = t.judged(*r)
-		r.MaxAge, r.QuietSince = 0, time.Time{} // it was refreshed throughout
+		r.MaxAge, r.QuietSince = 0, time.Time{} // the source refreshed it throughout
 		if r.Signal == eventful && r.State == idle.Active && !r.LastEvent.IsZero() {
 			r.State = idle.Quiet // earlier versions recorded an event within the timeout as active
 		}
@@ -344,8 +345,8 @@ func (t *Trial) trialled(s *Stretch, known time.Time) (idle.Policy, idle.Evidenc
 	return p, e
 }
 
-// judge returns the verdicts for idleness and for the schedule at now. next is
-// when the schedule changes.
+// judge returns the engine's verdicts at now for idleness and for the schedule.
+// next is when the schedule next changes.
 func (t *Trial) judge(now time.Time, p idle.Policy, e idle.Evidence) (verdicts []idle.Verdict, next *time.Time) {
 	e.WarningSentAt = t.warned
 	var st *policy.ScheduleState
@@ -410,7 +411,7 @@ func (t *Trial) pause(from, to time.Time, s *Stretch, known time.Time) (time.Tim
 	return to, false
 }
 
-// End closes the open stop, if any.
+// End closes the simulated stop that is still open, if any.
 func (t *Trial) End() {
 	if !t.down.IsZero() {
 		t.stop(t.To, false)

@@ -11,8 +11,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// week contains every use of one worker by scripted users. It alone is the
-// truth.
+// week returns every use of one worker in a week of scripted users. It is the
+// ground truth of the tests.
 func week(rng *rand.Rand, begin time.Time) (uses []time.Time) {
 	for day := range 7 {
 		for range 1 + rng.IntN(3) {
@@ -29,8 +29,8 @@ func week(rng *rand.Rand, begin time.Time) (uses []time.Time) {
 	return uses
 }
 
-// record is the week as a controller in dry-run mode sees it: every five minutes the
-// newest use and the ten before it.
+// record returns the records of that week by a controller in dry-run mode: every
+// five minutes the newest use and the ten before it.
 func record(uses []time.Time, begin time.Time) (out []evidence.Record) {
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
 	p := idle.Policy{Name: "deployed", Timeout: idle.Duration(time.Hour), Snooze: idle.Duration(45 * time.Minute), WarnBefore: idle.Duration(10 * time.Minute),
@@ -58,7 +58,7 @@ func record(uses []time.Time, begin time.Time) (out []evidence.Record) {
 	return append(out, rec.Flush()...)
 }
 
-// byHand computes from the script alone what a timeout and a snooze would have
+// byHand computes, from the script alone, what a timeout and a snooze would have
 // done.
 func byHand(uses []time.Time, begin time.Time, timeout, snooze, window time.Duration) (pauses, wrong int, stopped time.Duration) {
 	end := begin.Add(7 * 24 * time.Hour)
@@ -81,9 +81,9 @@ func byHand(uses []time.Time, begin time.Time, timeout, snooze, window time.Dura
 	return pauses, wrong, stopped
 }
 
-// TestWeekUnderThreePolicies simulates three policies on a journal of a week of
-// scripted users, and expects exactly the pauses, hours and false stops
-// computed from the script.
+// TestWeekUnderThreePolicies simulates three policies on the journal of a
+// scripted week. The pauses, hours and false stops must be exactly those computed
+// from the script.
 func TestWeekUnderThreePolicies(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -105,7 +105,7 @@ func TestWeekUnderThreePolicies(t *testing.T) {
 			var follow evidence.Follow
 			for i := range records {
 				r := records[i]
-				b, err := r.Pack() // as it comes from a journal
+				b, err := r.Pack() // as if read from a journal
 				errtest.None(t, err)
 				if r, err = evidence.Unpack(b); err != nil {
 					t.Fatal(err)
@@ -137,8 +137,8 @@ func TestWeekUnderThreePolicies(t *testing.T) {
 	}
 }
 
-// TestTrialWithoutSnoozeOrWarning checks that zero is a value, distinct from
-// keeping the recorded one.
+// TestTrialWithoutSnoozeOrWarning checks that a snooze or warning of zero
+// disables it, while nil keeps the recorded one.
 func TestTrialWithoutSnoozeOrWarning(t *testing.T) {
 	begin, none := t0.UTC(), idle.Duration(0)
 	at := func(h float64) time.Time { return begin.Add(time.Duration(h * float64(time.Hour))) }
@@ -150,7 +150,7 @@ func TestTrialWithoutSnoozeOrWarning(t *testing.T) {
 		e := idle.Evidence{Status: "RUNNING", Running: true, LastActivityAt: begin, LastResumedAt: begin, CreatedAt: begin.Add(-time.Hour),
 			Readings: []idle.Reading{{Signal: "cml", State: idle.Quiet, At: now, MaxAge: idle.Duration(10 * time.Minute)}}}
 		if now.Before(at(5)) {
-			e.Connections = 1 // for an unknown time, so the warning comes after it
+			e.Connections = 1 // prevents the predicted pause, so the warning comes after it
 		}
 		d := evidence.Decide(now, p, e)
 		records = append(records, rec.Take(evidence.Record{At: d.Verdict.At, Object: "w", Next: now.Add(5 * time.Minute), Decision: d})...)
@@ -175,9 +175,9 @@ func TestTrialWithoutSnoozeOrWarning(t *testing.T) {
 	}
 }
 
-// TestTrialKnowsWhatHappened checks that time off by a user counts as no
-// saving, that a real pause continues to be judged, and that unchecked time is
-// unknown.
+// TestTrialKnowsWhatHappened checks that time for which a user stopped the worker
+// is no saving, that time after a real pause is still evaluated, and that time
+// without checks is unknown.
 func TestTrialKnowsWhatHappened(t *testing.T) {
 	begin := t0.UTC()
 	at := func(h float64) time.Time { return begin.Add(time.Duration(h * float64(time.Hour))) }

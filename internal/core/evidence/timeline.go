@@ -21,8 +21,8 @@ type Query struct {
 	From, To time.Time // zero means unbounded
 }
 
-// Stretch is a period between two checks. If Known is false no checks took
-// place in it, and Check is the last one before.
+// Stretch is the period between two successive checks. If Known is false, checks
+// are missing from it, and Check is the last one before.
 type Stretch struct {
 	From, To time.Time
 	Known    bool
@@ -30,18 +30,18 @@ type Stretch struct {
 	After    *Record // the check at To; nil for the last stretch
 }
 
-// Covers reports whether the result of the check is known to hold until a
-// moment of the stretch at which something else begins, such as a stop: the
-// next check was not due yet, or had the same result.
+// Covers reports whether the result of Check held until a moment in the stretch
+// at which something else began, such as a stop. It did if the next check was not
+// yet due, or had the same result.
 func (s *Stretch) Covers(until time.Time) bool {
 	return s.Known || s.Check != nil && !until.After(slack(s.Check))
 }
 
-// Follow joins the checks of one object into stretches. Call Add with records
-// in order; each call yields the stretch that the record ends.
+// Follow joins the checks of one object into stretches. Call Add with the records
+// in order. Each call yields the stretch that the record ends.
 type Follow struct{ last *Record }
 
-// Add takes the next check. It ignores changes.
+// Add takes the next record. It ignores records of changes.
 func (f *Follow) Add(r *Record, yield func(Stretch)) {
 	if r.Change != nil {
 		return
@@ -59,8 +59,8 @@ func (f *Follow) Add(r *Record, yield func(Stretch)) {
 // record is needed.
 func (f *Follow) Reached(to time.Time) bool { return f.last != nil && !f.last.At.Before(to) }
 
-// End yields the last stretch, which ends at to or when the next check was due,
-// whichever is earlier.
+// End yields the last stretch. It ends at to, or when the next check was due if
+// that is earlier.
 func (f *Follow) End(to time.Time, yield func(Stretch)) {
 	if f.last == nil || !to.After(f.last.At) {
 		return
@@ -75,8 +75,8 @@ func (f *Follow) End(to time.Time, yield func(Stretch)) {
 	}
 }
 
-// Recall contains the records of an object around one moment: the last check up
-// to it and the first after it.
+// Recall contains the records of an object around one moment: the last check at
+// or before it and the first after it.
 type Recall struct {
 	Before, After *Record
 	Missing       []Missing
@@ -100,7 +100,8 @@ type Turn struct {
 	Reason string    `json:"reason,omitempty"`
 }
 
-// Held reports whether the result of the check before at was still valid then.
+// Held reports whether the result of the last check before at was still valid at
+// that time.
 func (c *Recall) Held(at time.Time) bool {
 	if c.Before == nil {
 		return false
@@ -109,18 +110,18 @@ func (c *Recall) Held(at time.Time) bool {
 	return !at.After(slack(c.Before)) || a != nil && !a.Since.IsZero() && !a.Since.After(c.Before.At)
 }
 
-// Checked describes the recorded check that an account is based on.
+// Checked describes the recorded check on which an account is based.
 type Checked struct {
 	At      time.Time `json:"at"`
 	Since   time.Time `json:"since"`           // first check with the same result
 	Until   time.Time `json:"until,omitzero"`  // last check with the same result
-	Differs bool      `json:"engine_differs"`  // this version of the engine gives another verdict; Was is the recorded one
-	Was     []string  `json:"was,omitempty"`   // recorded blocks, if they differ
+	Differs bool      `json:"engine_differs"`  // this version of the engine gives another verdict than the recorded one
+	Was     []string  `json:"was,omitempty"`   // the recorded blocks, if Differs
 	Next    time.Time `json:"next,omitzero"`   // when the next check was planned
 	State   string    `json:"state,omitempty"` // recorded power state
 }
 
-// Checked describes the check before the moment.
+// Checked describes the check before the moment; nil if there is none.
 func (c *Recall) Checked() *Checked {
 	r := c.Before
 	if r == nil {

@@ -10,8 +10,9 @@ import (
 	"lull/internal/core/policy"
 )
 
-// days are checks every five minutes for two days of something that was last
-// used at the times given, and in use by its load until a time of the first day.
+// days returns checks, every five minutes for two days, of an object that was
+// last used at the given times and whose load was high until busy on the first
+// day.
 func days(uses []time.Duration, busy time.Duration) (out []evidence.Record, begin time.Time) {
 	begin = t0.UTC().Truncate(24 * time.Hour)
 	rec := evidence.Recorder{Beat: 30 * time.Minute}
@@ -62,9 +63,9 @@ func office(t *testing.T, start, force bool) func(time.Time) *policy.ScheduleSta
 	}
 }
 
-// TestTrialOfAPolicy checks that a trial follows everything in a policy besides
-// its timeout: its schedule, which closes, opens and may force, its warning,
-// which signals count, and that it pauses nothing.
+// TestTrialOfAPolicy checks the parts of a policy besides its timeout: a schedule
+// that closes, opens or forces a pause, the warning, the signals that count, and
+// a policy that never pauses.
 func TestTrialOfAPolicy(t *testing.T) {
 	h := func(hours float64) time.Duration { return time.Duration(hours * float64(time.Hour)) }
 	morning := []time.Duration{h(9), h(12)}
@@ -119,9 +120,8 @@ func TestTrialOfAPolicy(t *testing.T) {
 	}
 }
 
-// TestTrialOfAnUnsteadyClock checks that the time of one use, which moves
-// between checks within the bounds of its host's clock, does not look like new
-// use.
+// TestTrialOfAnUnsteadyClock checks that a single use does not look like new use
+// if its time moves between checks, within the bounds of its host's clock offset.
 func TestTrialOfAnUnsteadyClock(t *testing.T) {
 	begin := t0.UTC().Truncate(24 * time.Hour)
 	uses := []time.Duration{9 * time.Hour, 9*time.Hour + 10*time.Minute, 20 * time.Hour}

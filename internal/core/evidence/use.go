@@ -7,17 +7,18 @@ import (
 	"lull/internal/core/idle"
 )
 
-// FalseStop is how soon after a pause use must resume for the pause to count as
-// a false stop, by default.
+// FalseStop is the default of how soon after a pause use must resume for the
+// pause to count as a false stop.
 const FalseStop = 15 * time.Minute
 
-// AboutToBePaused is the KeptUp value of an object that nothing keeps running.
+// AboutToBePaused is what KeptUp returns for an object that nothing keeps
+// running.
 const AboutToBePaused = "about_to_be_paused"
 
-// KeptUp returns what kept an unused object running from the check with verdict
-// v on: the code of the most significant block, or AboutToBePaused. It is empty
-// if the object was in use, that is, if its last activity was less than two
-// check intervals old at that time.
+// KeptUp returns what kept an unused object running after the check at that time
+// with verdict v: the code of the most significant block, or AboutToBePaused. It
+// returns "" if the object was in use, that is, if its last activity was less
+// than two check intervals old.
 func KeptUp(v *idle.Verdict, every time.Duration, at time.Time) string {
 	if last := v.LastActivityAt; last != nil && at.Sub(*last) < 2*every || v.Has(idle.SignalActive) {
 		return ""

@@ -8,8 +8,8 @@ import (
 	"lull/internal/core/idle"
 )
 
-// TestKeptUp checks that an object in use has no block to blame, and that
-// otherwise the most important block that does not end by itself is named.
+// TestKeptUp checks that KeptUp is empty for an object in use, and otherwise
+// names the most important block that does not end by itself.
 func TestKeptUp(t *testing.T) {
 	at := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	used := func(d time.Duration) *time.Time { x := at.Add(-d); return &x }

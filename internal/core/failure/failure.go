@@ -1,5 +1,5 @@
-// Package failure holds the errors of commands and queries that callers tell
-// apart: a missing object, invalid input, a refusal and a conflict.
+// Package failure defines the errors of commands and queries that callers
+// distinguish: a missing object, invalid input, a refusal and a conflict.
 package failure
 
 import (
@@ -17,8 +17,8 @@ type NotFound struct {
 
 func (e *NotFound) Error() string { return fmt.Sprintf("cannot find %s %q", e.Kind, e.Name) }
 
-// Refused means that a command is not carried out in the present state, and
-// why. Blocks are the reasons in terms of the idle engine, if it decided.
+// Refused means that a command cannot be carried out in the present state, and
+// why. Blocks are the idle engine's reasons, if it decided.
 type Refused struct {
 	Command string       `json:"command"`
 	Name    string       `json:"name"`
@@ -31,7 +31,7 @@ func (e *Refused) Error() string {
 	return fmt.Sprintf("cannot %s %q: %s", e.Command, e.Name, e.Detail)
 }
 
-// Invalid says which field of an input is wrong, and how.
+// Invalid is an error in one field of an input.
 type Invalid struct {
 	Field  string `json:"field"`
 	Detail string `json:"detail"`

@@ -2,8 +2,8 @@ package idle
 
 import "time"
 
-// Code names a reason that prevents a pause. Scripts rely on the codes. The
-// codes of preflight checks and of the host come as Guards.
+// Code identifies a reason that prevents a pause. Scripts rely on the codes.
+// Codes of preflight checks and of the host reach the engine as Guards.
 type Code string
 
 // Codes of blocks, and IdleTimeoutExceeded for a verdict without any.
@@ -16,7 +16,7 @@ const (
 	AutoPauseDisabled   Code = "auto_pause_disabled"
 	DetectionDisabled   Code = "detection_disabled"
 	StatusNotRunning    Code = "status_not_running"
-	StopIntended        Code = "stop_intended" // it runs, and a stop of it is pending
+	StopIntended        Code = "stop_intended" // it runs although a stop of it is pending
 	SignalUnknown       Code = "signal_unknown"
 	ConnectionOpen      Code = "connection_open"
 	LeaseHeld           Code = "lease_held"
@@ -36,7 +36,7 @@ const (
 type Block struct {
 	Code     Code       `json:"code"`
 	Sentence string     `json:"sentence"`         // for users
-	Signal   string     `json:"signal,omitempty"` // of recent_activity and signal_*
-	Holder   string     `json:"holder,omitempty"` // of lease_held
-	Until    *time.Time `json:"until,omitempty"`  // when it ends by itself; nil if unknown
+	Signal   string     `json:"signal,omitempty"` // for recent_activity and signal_*
+	Holder   string     `json:"holder,omitempty"` // for lease_held
+	Until    *time.Time `json:"until,omitempty"`  // when the block ends by itself; nil if unknown
 }

@@ -13,14 +13,14 @@ type HaltedBy struct {
 	By     string     `json:"by,omitempty"`
 	Since  time.Time  `json:"since"`
 	Reason string     `json:"reason,omitempty"`
-	Until  *time.Time `json:"until,omitempty"` // it ends by itself then; nil for no end
-	Fleet  bool       `json:"fleet,omitempty"` // it is the fleet's, reported by the server that this machine reports to
+	Until  *time.Time `json:"until,omitempty"` // when the halt ends by itself; nil for no end
+	Fleet  bool       `json:"fleet,omitempty"` // a halt of the fleet, as reported by this machine's server
 }
 
 // MaxHaltReason is the maximum length of a halt's reason, in bytes.
 const MaxHaltReason = 512
 
-// Check returns what is wrong with a halt that is about to begin.
+// Check returns an error if h is not valid as a new halt at now.
 func (h HaltedBy) Check(now time.Time) error {
 	if len(h.Reason) > MaxHaltReason {
 		return fmt.Errorf("cannot halt: a reason has at most %d bytes", MaxHaltReason)
@@ -31,13 +31,13 @@ func (h HaltedBy) Check(now time.Time) error {
 	return nil
 }
 
-// Over reports whether it has expired.
+// Over reports whether h has expired at now.
 func (h HaltedBy) Over(now time.Time) bool { return h.Until != nil && !now.Before(*h.Until) }
 
-// wholeFleet begins sentences about a fleet halt.
+// wholeFleet is the beginning of sentences about a halt of the fleet.
 const wholeFleet = "All automatic actions of the fleet are"
 
-// Same reports whether h and o are the same halt; nil is no halt.
+// Same reports whether h and o are the same halt. Nil is no halt.
 func (h *HaltedBy) Same(o *HaltedBy) bool {
 	if h == nil || o == nil {
 		return h == o
@@ -46,9 +46,9 @@ func (h *HaltedBy) Same(o *HaltedBy) bool {
 		(h.Until == nil) == (o.Until == nil) && (h.Until == nil || h.Until.Equal(*o.Until))
 }
 
-// MovedBy returns by how much the end of o differs from that of h if both have
-// an end and are otherwise the same halt. In all other cases it returns the
-// maximum duration.
+// MovedBy returns the difference between the ends of h and o if both have an end
+// and are otherwise the same halt. In all other cases it returns the maximum
+// duration.
 func (h *HaltedBy) MovedBy(o *HaltedBy) time.Duration {
 	if h == nil || o == nil || h.Until == nil || o.Until == nil {
 		return math.MaxInt64
@@ -61,9 +61,9 @@ func (h *HaltedBy) MovedBy(o *HaltedBy) time.Duration {
 	return o.Until.Sub(*h.Until).Abs()
 }
 
-// Sentence returns a sentence which says that what, such as "All automatic
-// actions are", is halted, by whom, since when, until when and why. A fleet
-// halt names the fleet instead of what.
+// Sentence returns a sentence that says that what is halted, by whom, since when,
+// until when and why. what is the beginning of the sentence, such as "All
+// automatic actions are"; for a fleet halt, a text about the fleet replaces it.
 func (h HaltedBy) Sentence(what string) string {
 	if h.Fleet {
 		what = wholeFleet
@@ -84,7 +84,7 @@ func (h HaltedBy) Sentence(what string) string {
 	return s + "."
 }
 
-// Block returns the halt as a reason that prevents a pause.
+// Block returns the halt as a block. what is as in Sentence.
 func (h HaltedBy) Block(what string) Block {
 	return Block{Code: Halted, Sentence: h.Sentence(what), Until: h.Until}
 }

@@ -26,8 +26,8 @@ func TestHuman(t *testing.T) {
 	}
 }
 
-// TestHumanIsTheGrammar checks that displayed durations can be typed in and
-// mean about the same.
+// TestHumanIsTheGrammar checks that formatted durations can be parsed again and
+// then differ little.
 func TestHumanIsTheGrammar(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := time.Duration(rapid.Int64Range(0, int64(9*365*day)).Draw(t, "length"))
@@ -47,7 +47,7 @@ func TestAmount(t *testing.T) {
 	}{
 		{9.547545214260442, "%", "9.54 %"},
 		{3.125, "%", "3.12 %"},
-		{4.9999, "%", "4.99 %"}, // not 5, which may be the threshold
+		{4.9999, "%", "4.99 %"}, // rounding up to 5 could show the threshold
 		{0.000123456, "%", "0.000123 %"},
 		{100, "%", "100 %"},
 		{0.1, "%", "0.1 %"},

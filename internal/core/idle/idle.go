@@ -1,19 +1,18 @@
-// Package idle defines idleness for all of lull: it is the only code that
-// decides whether something is unused and may be paused.
+// Package idle defines idleness for all of lull: it is the only code that decides
+// whether something is unused and may be paused.
 //
 // Decide is a pure function of now, a Policy and the Evidence. It does no I/O,
 // starts nothing, keeps no state and has no clock, so that a verdict replayed
-// from its recorded inputs is identical. Only wall times are compared: callers
-// on one machine pass times of a clock that does not step.
+// from its recorded inputs is identical. It compares wall times only, so the
+// callers on one machine must pass times of a clock that does not step.
 //
-// An unknown never counts as quiet. An active reading blocks until a newer one
-// is quiet. More activity never makes a verdict more idle. TargetPauseAt is
-// exactly the instant at which the verdict becomes eligible if nothing new
-// arrives.
+// An unknown never counts as quiet. An active reading blocks until a newer one is
+// quiet. More activity never makes a verdict more idle. If nothing new arrives,
+// the verdict becomes eligible exactly at TargetPauseAt.
 //
 // The package does not act, does not know what a worker or an instance is, and
-// does not decide between objects: floors, budgets and schedules are passed in
-// as Guards.
+// does not decide between objects: floors, budgets and schedules are passed in as
+// Guards.
 package idle
 
 import (
@@ -30,9 +29,9 @@ const FutureTolerance = 60 * time.Second
 // Policy contains the parameters of one decision, already resolved.
 type Policy struct {
 	Name          string   `json:"name,omitempty"`
-	Timeout       Duration `json:"timeout_seconds"`        // idle for at least this long is idle; > 0
+	Timeout       Duration `json:"timeout_seconds"`        // an object unused for this long is idle; > 0
 	Snooze        Duration `json:"snooze_seconds"`         // after a confirmed resume; >= 0
-	WarnBefore    Duration `json:"warn_before_seconds"`    // 0 pauses without a warning; at most half of Timeout takes effect
+	WarnBefore    Duration `json:"warn_before_seconds"`    // 0 pauses without a warning; values above half of Timeout are reduced to it
 	CheckInterval Duration `json:"check_interval_seconds"` // maximum time between two checks; > 0
 
 	// Detection is the switch of the object and AutoPause the global one. A
@@ -41,8 +40,8 @@ type Policy struct {
 	AutoPause bool `json:"auto_pause"`
 
 	// Signals names the readings that count. Nil means all readings. Otherwise
-	// only the named ones count, and a named one without a reading is unknown.
-	// Empty but not nil means none.
+	// only the named ones count, and a named signal without a reading is unknown.
+	// Empty but not nil means that none counts.
 	Signals []string `json:"signals"`
 
 	// Action names what a pause does (stop, hibernate, freeze, ...). The engine
@@ -89,8 +88,8 @@ type Evidence struct {
 
 	// Idle time counts from the newest of these four.
 	LastActivityAt time.Time `json:"last_activity_at,omitzero"`
-	LastActivityBy string    `json:"last_activity_by,omitempty"` // the signal that showed it; empty if that is not known
-	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"`   // last confirmed start or resume of any kind; begins the snooze
+	LastActivityBy string    `json:"last_activity_by,omitempty"` // the signal that showed it; empty if unknown
+	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"`   // last confirmed start or resume of any kind; the snooze counts from it
 	RunningSince   time.Time `json:"running_since,omitzero"`     // when it was first seen running after it was last down
 	CreatedAt      time.Time `json:"created_at,omitzero"`
 
@@ -98,12 +97,12 @@ type Evidence struct {
 	WarningSentAt time.Time `json:"warning_sent_at,omitzero"`
 
 	Readings    []Reading `json:"readings,omitempty"`
-	Connections int       `json:"connections,omitempty"` // open ones that hold
+	Connections int       `json:"connections,omitempty"` // open connections that hold the object
 	Leases      []Lease   `json:"leases,omitempty"`
 
 	// Guards are blocks decided elsewhere: min_workers, cooldown, schedule,
-	// budget, hook_veto, shadow and the preflight codes. One with an Until ends
-	// then; one without has no known end.
+	// budget, hook_veto, shadow and the preflight codes. A guard with an Until
+	// ends then; one without has no known end.
 	Guards []Block `json:"guards,omitempty"`
 }
 
@@ -120,7 +119,7 @@ type Verdict struct {
 	TargetPauseAt   *time.Time `json:"target_pause_at"`
 	WarnAt          *time.Time `json:"warn_at"`
 	WarnDue         bool       `json:"warn_due"`                    // the warning must be sent now
-	NextIdleCheckAt time.Time  `json:"next_idle_check_at,omitzero"` // zero: unknown, because its owner was not asked
+	NextIdleCheckAt time.Time  `json:"next_idle_check_at,omitzero"` // zero if unknown, because the object's owner did not answer
 	Reason          Code       `json:"reason"`
 	Blocks          []Block    `json:"blocks"`
 	Action          string     `json:"action,omitempty"`
@@ -131,11 +130,11 @@ func (v Verdict) Has(c Code) bool {
 	return slices.ContainsFunc(v.Blocks, func(b Block) bool { return b.Code == c })
 }
 
-// NotBefore reports whether TargetPauseAt is only the earliest time of the
-// pause, because others may wait for the same budget.
+// NotBefore reports whether TargetPauseAt is only the earliest time of the pause,
+// because other objects may wait for the same budget.
 func (v Verdict) NotBefore() bool { return v.TargetPauseAt != nil && v.Has(Budget) }
 
-// Used reports whether its use alone already keeps it up.
+// Used reports whether use of the object alone already blocks a pause.
 func (v Verdict) Used() bool { return v.Has(RecentActivity) || v.Has(NotIdleYet) }
 
 // Decide judges one object at one time. It evaluates and reports every guard,
@@ -155,7 +154,7 @@ func Decide(now time.Time, p Policy, e Evidence) Verdict {
 }
 
 // decision is the state of one evaluation. end is the latest known end of a
-// block, and known is whether every block has one.
+// block. known is whether every block has a known end.
 type decision struct {
 	now   time.Time
 	p     Policy
@@ -166,7 +165,8 @@ type decision struct {
 	known bool
 }
 
-// until records that nothing can happen before t. A zero t has no known end.
+// until records that no pause is possible before t. The zero time means that the
+// end is not known.
 func (d *decision) until(t time.Time) {
 	if t.IsZero() {
 		d.known = false
@@ -181,7 +181,7 @@ func (d *decision) block(b Block) {
 	d.v.Blocks = append(d.v.Blocks, b)
 }
 
-// clocks blocks if times are in the future.
+// clocks adds a block if times in the evidence are in the future.
 func (d *decision) clocks() {
 	check := func(what string, t time.Time) {
 		if ahead := t.Sub(d.now); ahead > FutureTolerance {
@@ -203,10 +203,10 @@ func (d *decision) clocks() {
 	}
 }
 
-// activity determines the baseline and the idle time since.
+// activity determines the baseline and the idle time since then.
 func (d *decision) activity() {
 	last, signal := d.e.LastActivityAt, d.e.LastActivityBy
-	seen := last // signal names the signal that showed the use at that time
+	seen := last // signal is the one that showed the use at this time
 	for i := range d.e.Readings {
 		r := &d.e.Readings[i]
 		if !d.p.Counts(r.Signal) {
@@ -216,7 +216,8 @@ func (d *decision) activity() {
 		if t.After(last) {
 			last = t
 		}
-		// An older event of another signal was not the last use.
+		// An older event of another signal does not change which signal showed
+		// the last use.
 		if t.After(seen) || signal == "" && t.Equal(seen) && !t.IsZero() {
 			seen, signal = t, r.Signal
 		}
@@ -252,7 +253,7 @@ func (d *decision) activity() {
 		return
 	}
 	b := Block{Code: NotIdleYet}
-	of, after := "", "" // without detection the timeout has no effect
+	of, after := "", "" // the timeout has no effect without detection, so the sentence omits it
 	if d.p.Detection && d.p.Timeout > 0 {
 		b.Until = &ends
 		of, after = " of "+Human(time.Duration(d.p.Timeout)), "; it is idle after "+Human(time.Duration(d.p.Timeout))
@@ -267,14 +268,15 @@ func (d *decision) activity() {
 	d.block(b)
 }
 
-// Lately is how long after its last use an object is described as active. It is
-// at most a third of the timeout, so that with a short timeout there is time
+// Lately is how long after its last use an object is described as active. At most
+// a third of the timeout is used, so that with a short timeout there is time
 // between active and idle.
 const Lately = 10 * time.Minute
 
 func (p Policy) lately() time.Duration { return time.Duration(min(Duration(Lately), p.Timeout/3)) }
 
-// snooze protects an object that was just resumed or that a user snoozed.
+// snooze adds the blocks of an object that was just resumed or that a user
+// snoozed.
 func (d *decision) snooze() {
 	var end time.Time
 	what := ""
@@ -297,7 +299,7 @@ func (d *decision) snooze() {
 		"Protected for another %s because it was %s.", Human(end.Sub(d.now)), what)})
 }
 
-// switches adds the blocks that only a user or another part of lull ends.
+// switches adds the blocks that end only through a user or another part of lull.
 func (d *decision) switches() {
 	open := func(c Code, s string) {
 		d.known = false
@@ -325,9 +327,9 @@ func (d *decision) switches() {
 	}
 }
 
-// signals blocks for every counted signal that is active, unknown, or quiet for
-// too short a time. The state of an active reading applies at any age: only a
-// newer reading proves that the use is over.
+// signals adds a block for every counted signal that is active, unknown, or not
+// quiet for long enough. An active reading blocks at any age: only a newer
+// reading proves that the use is over.
 func (d *decision) signals() {
 	for i := range d.e.Readings {
 		r := &d.e.Readings[i]
@@ -356,10 +358,10 @@ func (d *decision) signals() {
 	}
 }
 
-// covered blocks until the windows of a quiet reading have covered the idle
-// time: it needs a complete window after the baseline, and no missing window
-// for the length of the timeout. Only readings with QuietSince come from a
-// source whose windows can be missing or end before the baseline.
+// covered adds a block until the windows of a quiet reading cover the idle time.
+// That requires a complete window after the baseline, and windows without a gap
+// for the length of the timeout. It applies only to readings with QuietSince,
+// whose source publishes windows that can be missing or end before the baseline.
 func (d *decision) covered(r *Reading) {
 	if r.State != Quiet || r.QuietSince.IsZero() || d.base.IsZero() {
 		return
@@ -368,7 +370,7 @@ func (d *decision) covered(r *Reading) {
 	if !r.QuietSince.After(d.base) {
 		ends = time.Time{}
 	}
-	first := d.base.Add(time.Duration(r.Window)).Round(0) // no complete window ends earlier
+	first := d.base.Add(time.Duration(r.Window)).Round(0) // the earliest end of a complete window after the baseline
 	lacks := r.At.Add(-time.Duration(r.Window)).Before(d.base)
 	if lacks && d.now.Before(first) && first.After(ends) {
 		ends = first
@@ -411,21 +413,22 @@ func (d *decision) holds() {
 	}
 }
 
-// WarnsBefore returns how long before its pause a warning is sent: at most half
-// of the timeout. Otherwise users would be warned repeatedly at every short
-// break.
+// WarnsBefore returns how long before a pause the warning is sent. It is at most
+// half of the timeout, because otherwise users would be warned again at every
+// short break.
 func (p Policy) WarnsBefore() time.Duration {
 	return time.Duration(min(p.WarnBefore, p.Timeout/2))
 }
 
-// warningGrace returns how long after the announced pause a warning is still
-// valid. Users who were told "in five minutes" an hour ago were not warned.
+// warningGrace returns how long after the announced pause a warning remains
+// valid. A user who was told "in five minutes" an hour ago has not been warned.
 func (p Policy) warningGrace() time.Duration {
 	return max(p.WarnsBefore(), 2*time.Duration(p.CheckInterval))
 }
 
-// warnFrom returns when a warning may be sent: now, or at the end of a halt
-// that has one, because nothing is sent automatically before.
+// warnFrom returns the earliest time at which a warning may be sent: now or,
+// during a halt that has an end, that end, because nothing is sent automatically
+// before.
 func (d *decision) warnFrom() time.Time {
 	from := d.now
 	for _, g := range d.e.Guards {
@@ -436,7 +439,7 @@ func (d *decision) warnFrom() time.Time {
 	return from
 }
 
-// warning moves the end so that a warning has always been out for WarnBefore.
+// warning postpones the pause until a warning has been out for WarnBefore.
 func (d *decision) warning() {
 	before := d.p.WarnsBefore()
 	if before <= 0 {
@@ -450,12 +453,12 @@ func (d *decision) warning() {
 	from := d.warnFrom()
 	valid := !sent.IsZero() && !sent.Before(d.base) && !sent.Before(d.e.LastResumedAt) &&
 		!sent.After(d.now.Add(FutureTolerance)) && !latest.After(sent.Add(before+d.p.warningGrace()))
-	var warned time.Time // when a warning will have been out long enough
+	var warned time.Time // when the warning will have been out for WarnBefore
 	switch {
 	case valid:
 		warned = sent.Add(before)
 	case from.Before(d.end.Add(-before)):
-		return // there is time: it is sent at WarnAt
+		return // the warning is sent in time, at WarnAt
 	default:
 		warned = from.Add(before)
 		d.v.WarnDue = d.known && from.Equal(d.now)
@@ -467,7 +470,7 @@ func (d *decision) warning() {
 	}
 }
 
-// finish computes what follows from the blocks.
+// finish sets the parts of the verdict that follow from the blocks.
 func (d *decision) finish() {
 	d.v.Eligible = len(d.v.Blocks) == 0
 	d.v.Reason = IdleTimeoutExceeded

@@ -75,8 +75,8 @@ func TestEligibleTruthTable(t *testing.T) {
 	}
 }
 
-// TestOffNamesNoTimeout checks that, where nothing is paused for idleness, no
-// sentence announces a pause.
+// TestOffNamesNoTimeout checks that no sentence mentions the timeout if idleness
+// does not lead to a pause.
 func TestOffNamesNoTimeout(t *testing.T) {
 	p, e := policy(), idleEvidence()
 	e.LastActivityAt = t0.Add(-25 * time.Minute)
@@ -118,7 +118,8 @@ func TestBaseline(t *testing.T) {
 	}
 }
 
-// TestEdges checks the instants at which a term flips, one nanosecond apart.
+// TestEdges checks the instants at which a term of the verdict changes, to the
+// nanosecond.
 func TestEdges(t *testing.T) {
 	ns := time.Nanosecond
 	for _, c := range []struct {
@@ -152,7 +153,7 @@ func TestWarning(t *testing.T) {
 	for _, c := range []struct {
 		name               string
 		idle               time.Duration
-		sent               time.Duration // before t0; 0 is never
+		sent               time.Duration // how long before t0; 0 means never
 		lease              time.Duration
 		eligible, due      bool
 		target, warnBefore time.Duration // target relative to t0
@@ -182,10 +183,9 @@ func TestWarning(t *testing.T) {
 	}
 }
 
-// TestShortTimeoutWarnsOnce uses a warning time above the timeout: an active
-// user is not warned at each key press. With a halt that has an end, no warning
-// is sent before that end, and the pause is announced for when the warning has
-// been out.
+// TestWarningAfterAHalt checks that during a halt that has an end no warning is
+// sent, that the warning is due at that end, and that the pause is announced for
+// WarnBefore later.
 func TestWarningAfterAHalt(t *testing.T) {
 	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	end := start.Add(5 * time.Hour)
@@ -210,7 +210,7 @@ func TestWarningAfterAHalt(t *testing.T) {
 			t.Errorf("after %v: warned at %v", c.at, v.WarnAt)
 		}
 	}
-	e.LastActivityAt = end // used until then
+	e.LastActivityAt = end // used until the end of the halt
 	if v := Decide(end, p, e); v.WarnDue || !v.TargetPauseAt.Equal(end.Add(time.Hour)) {
 		t.Errorf("used during the halt: %+v", v)
 	}
@@ -336,8 +336,8 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// TestTheLastUseHasItsSignal checks that an event older than the last use is
-// not named as its cause.
+// TestTheLastUseHasItsSignal checks that a signal whose event is older than the
+// last use is not named as the one that showed it.
 func TestTheLastUseHasItsSignal(t *testing.T) {
 	ago := func(m int) time.Time { return t0.Add(-time.Duration(m) * time.Minute) }
 	login := Reading{Signal: "recent", State: Quiet, At: t0, LastEvent: ago(50)}

@@ -12,7 +12,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// Times are drawn on a coarse grid around t0 so that the edges meet often.
+// drawAgo draws times on a coarse grid around t0, so that coinciding times are
+// frequent.
 func drawAgo(t *rapid.T, name string) time.Time {
 	if rapid.IntRange(0, 4).Draw(t, name+" set") == 0 {
 		return time.Time{}
@@ -76,7 +77,7 @@ func drawEvidence(t *rapid.T) Evidence {
 	return e
 }
 
-// Law: an unknown signal that counts never allows a pause.
+// TestLawUnknownNeverAllows: an unknown signal that counts never allows a pause.
 func TestLawUnknownNeverAllows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, e := drawPolicy(t), drawEvidence(t)
@@ -86,7 +87,7 @@ func TestLawUnknownNeverAllows(t *testing.T) {
 				t.Fatalf("%s is unknown, yet %+v", r.Signal, v)
 			}
 		}
-		for i := range e.Readings { // turning any reading unknown never helps
+		for i := range e.Readings { // turning any reading to unknown never makes the verdict eligible
 			e2 := e
 			e2.Readings = append([]Reading(nil), e.Readings...)
 			e2.Readings[i].State = Unknown
@@ -97,8 +98,9 @@ func TestLawUnknownNeverAllows(t *testing.T) {
 	})
 }
 
-// Law: an active reading that counts never allows a pause, whatever its age and
-// its event, and no pause is predicted without a newer reading.
+// TestLawActiveNeverAllows: an active reading that counts never allows a pause,
+// whatever its age and the time of its event, and no pause is predicted without a
+// newer reading.
 func TestLawActiveNeverAllows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, e := drawPolicy(t), drawEvidence(t)
@@ -116,9 +118,9 @@ func TestLawActiveNeverAllows(t *testing.T) {
 	})
 }
 
-// Law: a quiet reading with windows proves no more than its windows. There is
-// no pause until they have covered the timeout without a gap, and one of them
-// lies completely after the baseline.
+// TestLawQuietProvesItsWindowsOnly: a quiet reading with windows proves no more
+// than its windows. There is no pause until they cover the timeout without a gap,
+// and one of them lies completely after the baseline.
 func TestLawQuietProvesItsWindowsOnly(t *testing.T) {
 	eligible := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -149,7 +151,8 @@ func TestLawQuietProvesItsWindowsOnly(t *testing.T) {
 	}
 }
 
-// Law: more activity never makes a verdict more idle.
+// TestLawMoreActivityNeverMoreIdle: more activity never makes a verdict more
+// idle.
 func TestLawMoreActivityNeverMoreIdle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, e := drawPolicy(t), drawEvidence(t)
@@ -183,8 +186,8 @@ func TestLawMoreActivityNeverMoreIdle(t *testing.T) {
 		if after.IdleMinutes > before.IdleMinutes && before.Baseline != "none" {
 			t.Fatalf("idle rose from %v to %v", before.IdleMinutes, after.IdleMinutes)
 		}
-		// After more activity, a new window is awaited instead of the overdue
-		// one.
+		// With more activity, the engine waits for a new window instead of the
+		// overdue one.
 		if before.TargetPauseAt == nil && after.TargetPauseAt != nil && before.Baseline != "none" && !before.Has(SignalIncomplete) {
 			t.Fatalf("a target appeared: %+v -> %+v", before, after)
 		}
@@ -205,8 +208,8 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// Law: TargetPauseAt is exactly when the verdict flips, if nothing new arrives
-// except the warning that the verdict itself requested.
+// TestLawTargetIsTheFlip: the verdict becomes eligible exactly at TargetPauseAt,
+// if nothing new arrives except the warning that the verdict itself requested.
 func TestLawTargetIsTheFlip(t *testing.T) {
 	flips := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -243,12 +246,12 @@ func TestLawTargetIsTheFlip(t *testing.T) {
 			t.Fatalf("not eligible at its target %v: %+v (at %v: %+v)", target, w.Blocks, t0, v.Blocks)
 		}
 	})
-	if flips == 0 && !testing.Short() { // with a tenth of the draws there may be none
+	if flips == 0 && !testing.Short() { // with -short, few draws are made, and none may have a target
 		t.Error("no drawn case had a flip ahead")
 	}
 }
 
-// windowsUntil adds quiet windows until a time, as a source that keeps
+// windowsUntil adds quiet windows up to a time, like a source that keeps
 // publishing them.
 func windowsUntil(e *Evidence, at time.Time) {
 	for i := range e.Readings {
@@ -258,7 +261,7 @@ func windowsUntil(e *Evidence, at time.Time) {
 	}
 }
 
-// Law: a verdict replayed from its recorded inputs is identical.
+// TestLawReplay: a verdict replayed from its recorded inputs is identical.
 func TestLawReplay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type record struct {
@@ -276,8 +279,8 @@ func TestLawReplay(t *testing.T) {
 	})
 }
 
-// Law: the next check is never later than the target, the warning or the check
-// interval, and never in the past.
+// TestLawNextCheck: the next check is never later than the target, the warning or
+// the check interval, and never in the past.
 func TestLawNextCheck(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, e := drawPolicy(t), drawEvidence(t)

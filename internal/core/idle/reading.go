@@ -46,27 +46,28 @@ func (s *State) UnmarshalText(b []byte) error {
 	return fmt.Errorf("cannot read signal state %q: want unknown, quiet, active or absent", b)
 }
 
-// Reading is one sample of one signal: a value, an age and a state, never a
-// bare number.
+// Reading is one sample of one signal. It always has an age and a state, so that
+// a number is never used without them.
 type Reading struct {
 	Signal    string    `json:"signal"`
 	State     State     `json:"state"`
 	Value     float64   `json:"value"`
-	Threshold float64   `json:"threshold"` // active at or above it
+	Threshold float64   `json:"threshold"` // active at or above this value
 	Unit      string    `json:"unit,omitempty"`
 	Window    Duration  `json:"window_seconds,omitzero"` // the measured time that Value covers
 	At        time.Time `json:"at,omitzero"`             // when it was taken; for a rate, the end of its window
-	LastEvent time.Time `json:"last_event,omitzero"`     // for signals that carry the time of their last event
+	LastEvent time.Time `json:"last_event,omitzero"`     // for signals that report the time of their last event
 	MaxAge    Duration  `json:"max_age_seconds,omitzero"`
 	// QuietSince is the start of the unbroken run of quiet windows that ends at
-	// At. A source that publishes windows of a fixed length sets it in quiet
-	// readings, because a window may be missing or end before the machine
-	// started.
+	// At. It is set in quiet readings of a source that publishes windows of a
+	// fixed length, because such a window may be missing or end before the
+	// machine started.
 	QuietSince time.Time `json:"quiet_since,omitzero"`
 	Detail     string    `json:"detail,omitempty"` // what was seen, or why it is unknown
 }
 
-// Judge returns a reading of a rate or level: active at or above threshold.
+// Judge returns a reading of a rate or level, which is active at or above
+// threshold.
 func Judge(signal string, value, threshold float64, unit string, window time.Duration, at time.Time) Reading {
 	r := Reading{Signal: signal, State: Quiet, Value: value, Threshold: threshold, Unit: unit, Window: Duration(window), At: at}
 	if value >= threshold {
@@ -80,8 +81,9 @@ func NotKnown(signal string, at time.Time, why string) Reading {
 	return Reading{Signal: signal, State: Unknown, At: at, Detail: why}
 }
 
-// ActivityAt returns the newest activity that the reading proves; zero for
-// none. An event counts at its own time, whatever the state.
+// ActivityAt returns the time of the newest activity that the reading proves;
+// zero for none. An event counts at its own time, whatever the state of the
+// reading.
 func (r *Reading) ActivityAt() time.Time {
 	t := r.LastEvent
 	if r.State == Active && r.LastEvent.IsZero() {
@@ -90,7 +92,8 @@ func (r *Reading) ActivityAt() time.Time {
 	return t
 }
 
-// StateAt returns the state at now: a reading older than its MaxAge is unknown.
+// StateAt returns the state of the reading at now. A reading older than its
+// MaxAge is unknown.
 func (r *Reading) StateAt(now time.Time) State {
 	if r.stale(now) {
 		return Unknown

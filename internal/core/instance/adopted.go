@@ -11,31 +11,33 @@ import (
 // RuntimeAdopted is the runtime of instances that lull did not start.
 const RuntimeAdopted = "adopted"
 
-// Adopted names what an instance was made of that ran already: the process PID
-// with its descendants, the processes of the control group Cgroup, or the systemd
-// unit Unit, whichever processes it has.
+// Adopted identifies a running program of which an instance was made: the process
+// PID with its descendants, the processes of the control group Cgroup, or the
+// systemd unit Unit, whatever processes it has.
 type Adopted struct {
 	PID    int    `json:"pid,omitempty" doc:"Root of a process tree; 0 for a control group"`
 	Start  uint64 `json:"start,omitempty" doc:"When that process started, in clock ticks since boot"`
 	Cgroup string `json:"cgroup,omitempty" doc:"Directory of a control group"`
-	// CgroupID is the inode of the directory: a group of the same name that is made
-	// later is another one.
+	// CgroupID is the inode of the group's directory. It distinguishes the group
+	// from a later one of the same name.
 	CgroupID uint64 `json:"cgroup_id,omitempty" doc:"Inode of that directory"`
 	BootID   string `json:"boot_id,omitempty"`
 	Unit     string `json:"unit,omitempty" doc:"Name of a systemd unit, with its suffix"`
-	// Manager is empty for the machine's manager.
+	// Manager is the systemd manager of Unit. It is empty for the machine's
+	// manager.
 	Manager string `json:"manager,omitempty" doc:"UID of the user whose manager runs the unit; empty for the machine's"`
 }
 
 // IsUnit reports whether a names a systemd unit, which can be stopped and started
-// through systemd. It is nil for an instance that lull started.
+// through systemd. It returns false if a is nil, as for an instance that lull
+// started.
 func (a *Adopted) IsUnit() bool { return a != nil && a.Unit != "" }
 
 // Adopter is a runtime whose instances are programs that it did not start and
 // cannot start again.
 type Adopter interface {
-	// Resolve completes a with the machine's data about the program, and
-	// describes it. The error tells why it cannot be adopted. caller is a
+	// Resolve completes a from the state of the machine and describes the
+	// program. The error says why the program cannot be adopted. caller is a
 	// process that must not be frozen, such as the user's shell; 0 for none.
 	Resolve(a Adopted, caller int) (Adopted, Program, error)
 }
@@ -52,40 +54,41 @@ type ContainerAdopter interface {
 
 // Container describes a container of another engine.
 type Container struct {
-	// Images are the values of Spec.Image by which an instance may refer to it. The
-	// first one also finds the container that takes its place.
+	// Images are the values of Spec.Image by which an instance may refer to the
+	// container. The first one also finds a later container that takes its place.
 	Images   []string
-	Name     string // cannot always be the name of an instance
-	Running  bool   // also if it is paused
-	Labelled bool   // its labels put it under lull's control
+	Name     string // not always valid as the name of an instance
+	Running  bool   // true for a paused container too
+	Labelled bool   // its labels ask lull to control it
 }
 
-// UnitFollower is a runtime whose instances others can stop and start: systemd
-// units.
+// UnitFollower is a runtime whose instances are systemd units, which others can
+// stop and start.
 type UnitFollower interface {
-	// FollowUnit reports from now on when others start the unit of a stopped
+	// FollowUnit makes the runtime report when others start the unit of a stopped
 	// instance, until the instance is forgotten.
 	FollowUnit(id string, a Adopted)
-	// Rebooted reports whether the machine was restarted since the run last. What is
-	// kept of the run's sockets is then closed: systemd decides what runs.
+	// Rebooted reports whether the machine was restarted since the run last. If
+	// so, it closes the kept sockets of that run, because systemd now decides
+	// what runs.
 	Rebooted(ctx context.Context, id string, a Adopted, last Identity) (bool, error)
 	// SystemdListens reports whether systemd starts the unit when a client connects
 	// to one of its .socket units.
 	SystemdListens(ctx context.Context, a Adopted) (bool, error)
 }
 
-// SocketKeeper is a workload whose listening sockets can outlive it, to be watched
-// through the host's HeldListeners.
+// SocketKeeper is a workload whose listening sockets can be kept open after it
+// ends. The host watches them through its HeldListeners.
 type SocketKeeper interface {
-	// KeepSockets has them held. kept is false if something else starts the
-	// workload when a client connects.
+	// KeepSockets makes a keeper hold the listening sockets. kept is false if
+	// something else starts the workload when a client connects.
 	KeepSockets(ctx context.Context) (kept bool, err error)
-	// DropSockets ends that, while the workload runs on.
+	// DropSockets releases the kept sockets while the workload continues to run.
 	DropSockets(ctx context.Context) error
 }
 
-// Timed is a workload that knows when it next has to run. Due returns the zero
-// time for never; by names the timer. It returns what the last Sample found.
+// Timed is a workload that knows when it next has to run. Due returns that time,
+// zero for never, and the name of the timer, as found by the last Sample.
 type Timed interface {
 	Due() (at time.Time, by string)
 }
@@ -98,7 +101,8 @@ type Program struct {
 	StopsIn time.Duration // how long a stop may take; 0 if unknown
 }
 
-// checkAdopted refuses what only an instance that lull starts can have.
+// checkAdopted returns an error for every setting that only an instance that lull
+// starts can have.
 func (s *Spec) checkAdopted() (errs []error) {
 	if (s.Adopted != nil) != (s.Runtime == RuntimeAdopted) {
 		return []error{errors.New("cannot use runtime adopted without something to adopt, nor anything else with it: use lull adopt")}

@@ -2,26 +2,26 @@ package instance
 
 import "time"
 
-// Turn says which end of a connection sent data last.
+// Turn is which end of a connection sent data last.
 type Turn uint8
 
-// Who sent last. Unclear means that both did within one tick of the kernel's
-// clock, and nothing tells in which order.
+// The values of Turn. TurnUnclear means that both ends sent within one tick of
+// the kernel's clock, so that their order is unknown.
 const (
-	TurnNone   Turn = iota // no data has moved, or the source does not say
+	TurnNone   Turn = iota // no data was sent, or the source does not report it
 	TurnLocal              // the instance
 	TurnRemote             // the other end
 	TurnUnclear
 )
 
-// UnclearFor is how long an unclear turn counts as a request without an answer.
+// UnclearFor is how long an unclear turn counts as an unanswered request.
 const UnclearFor = time.Minute
 
 // Conn is an open connection of an instance.
 type Conn struct {
 	Local     string        // address and port on this machine
 	Remote    string        // of the other end
-	QuietFor  time.Duration // since a byte moved in either direction, by the kernel's account
+	QuietFor  time.Duration // since a byte moved in either direction, according to the kernel
 	Turn      Turn          // who sent last
 	Unread    uint32        // bytes the program has not read yet
 	Accepted  bool          // false while it still waits in a listener's queue
@@ -30,11 +30,11 @@ type Conn struct {
 }
 
 // Owes reports whether the instance owes its client an answer on this inbound
-// connection: the client sent last.
+// connection, because the client sent last.
 func (c Conn) Owes() bool {
 	return c.Turn == TurnRemote || c.Turn == TurnUnclear && c.QuietFor < UnclearFor
 }
 
-// Awaits reports whether the instance waits for an answer on this connection that
-// it opened: it sent last. An unclear turn does not count.
+// Awaits reports whether the instance, which opened this connection, waits for an
+// answer, because it sent last. An unclear turn does not count.
 func (c Conn) Awaits() bool { return c.Turn == TurnLocal }

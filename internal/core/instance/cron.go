@@ -16,15 +16,15 @@ type Cron interface {
 // maxCron bounds the text of a schedule, in bytes.
 const maxCron = 128
 
-// ParseCron parses a crontab schedule: minute, hour, day of the month, month
-// and day of the week, in the machine's zone or in one that precedes it
-// (CRON_TZ=Europe/Berlin); @hourly and the like; or @every 10m. A schedule that
-// never occurs is an error.
+// ParseCron parses a schedule. It is a crontab schedule (minute, hour, day of the
+// month, month, day of the week), @hourly and the like, or @every 10m. A prefix
+// sets the time zone (CRON_TZ=Europe/Berlin); the default is the machine's. A
+// schedule that never occurs is an error.
 func ParseCron(text string) (Cron, error) {
 	if len(text) > maxCron || strings.TrimSpace(text) == "" {
 		return nil, fmt.Errorf("%.40q is no schedule: want one such as */10 * * * *", text)
 	}
-	if zone, _, more := strings.Cut(text, " "); strings.Contains(zone, "TZ=") && !more { // the parser panics
+	if zone, _, more := strings.Cut(text, " "); strings.Contains(zone, "TZ=") && !more { // the parser would panic
 		return nil, fmt.Errorf("%q has a zone and no schedule: want one such as %s */10 * * * *", text, zone)
 	}
 	s, err := cron.ParseStandard(text)

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// FuzzParseCron: what is accepted has a next time, after the present one.
+// FuzzParseCron checks that every accepted schedule has a next time, and that it
+// is after now.
 func FuzzParseCron(f *testing.F) {
 	for _, text := range []string{"*/10 * * * *", "@every 10m", "@hourly", "CRON_TZ=Europe/Berlin 0 9 * * mon-fri", "TZ=UTC", "CRON_TZ=", "TZ= @daily",
 		"0 0 30 2 *", "0 0 */2 * 1", "@every -1s", "60 * * * *", "*/0 * * * *", ""} {

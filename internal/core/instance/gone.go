@@ -2,8 +2,8 @@ package instance
 
 import "fmt"
 
-// GoneError means that a run is over. Exit is how it ended; its Lost is set if
-// that is unknown.
+// GoneError means that a run is over. Exit describes how it ended; Exit.Lost is
+// set if that is unknown.
 type GoneError struct {
 	ID   string
 	Exit Exit
@@ -16,8 +16,9 @@ func (e *GoneError) Error() string {
 	return fmt.Sprintf("cannot find the run of %s: it ended with code %d", e.ID, e.Exit.Code)
 }
 
-// EndedError is a failed start whose run was ended from outside before it was
-// up. It counts as the end of a run, and the same rule restarts it.
+// EndedError means that a start failed because the run was ended from outside
+// before it was ready. It counts as the end of a run, and the restart rule
+// applies.
 type EndedError struct {
 	Exit Exit
 	Err  error
@@ -26,11 +27,11 @@ type EndedError struct {
 func (e *EndedError) Error() string { return e.Err.Error() }
 func (e *EndedError) Unwrap() error { return e.Err }
 
-// NoRoomError is a change that was refused before it began, because a file
+// NoRoomError means that a change was refused before it began, because a file
 // system of this machine has too little free space for it.
 type NoRoomError struct {
-	What        string // that would be written, for users
-	Path        string // on the file system
+	What        string // what would be written, for users
+	Path        string // a path on the file system
 	Needs, Free int64  // bytes
 }
 
@@ -42,9 +43,9 @@ func (e *NoRoomError) Error() string {
 // Listener is a listening socket of an instance's processes.
 type Listener struct {
 	Network   string // tcp, udp or unix
-	Addr      string // host:port as bound; a wildcard host is 0.0.0.0 or ::. For unix, the path
-	PID       int    // one process that has it
+	Addr      string // host:port as bound, with 0.0.0.0 or :: for all addresses; for unix, the path
+	PID       int    // one of the processes that have it
 	Watchable bool   // whether it can be duplicated while the instance is frozen
-	Why       string // why not, empty when it can
-	Private   bool   // only the workload itself can reach it: it is on the loopback of a separate network
+	Why       string // why it is not Watchable
+	Private   bool   // on the loopback of a separate network, so only the workload itself can reach it
 }

@@ -14,7 +14,7 @@ import (
 // preset is a ready-made probe.
 type preset struct {
 	name string
-	of   func(target string) (Probe, error) // target follows the name, and may be empty
+	of   func(target string) (Probe, error) // makes the probe; target is the text after the name, which may be empty
 }
 
 // presets are the ready-made probes, in the order in which they are listed.
@@ -50,12 +50,13 @@ func findPreset(name string) *preset {
 	return nil
 }
 
-// shell is a probe that runs a shell command.
+// shell returns a probe that runs a shell command.
 func shell(text string) Probe {
 	return Probe{Kind: ProbeExec, Command: []string{"/bin/sh", "-c", text}}
 }
 
-// at is the preset that asks for a path below the URL of a server.
+// at returns a function for preset.of that makes a probe of a path below the URL
+// of a server.
 func at(server, path string, p Probe) func(string) (Probe, error) {
 	return func(target string) (Probe, error) {
 		if strings.Contains(target, "#") {
@@ -67,8 +68,9 @@ func at(server, path string, p Probe) func(string) (Probe, error) {
 	}
 }
 
-// postgresProbe is active while a session other than the probe's runs a statement,
-// has a transaction open, or sends the log to a replica, or autovacuum works.
+// postgresProbe returns a probe that is active while a session other than the
+// probe's own runs a statement, has a transaction open or sends the log to a
+// replica, or while autovacuum works.
 func postgresProbe(conninfo string) (Probe, error) {
 	if strings.ContainsAny(conninfo, "'\x00\n") {
 		return Probe{}, errors.New("a connection string with quotes needs a probe of your own")
@@ -81,7 +83,7 @@ func postgresProbe(conninfo string) (Probe, error) {
 
 var plainWord = regexp.MustCompile(`^[a-zA-Z0-9.:_@/{}-]+$`)
 
-// splitAddress splits the HOST:PORT of a probe, whose host may be a name.
+// splitAddress splits the HOST:PORT of a probe. The host may be a name.
 func splitAddress(addr string) (host, port string, err error) {
 	host, port, err = net.SplitHostPort(addr)
 	n, perr := strconv.ParseUint(port, 10, 16)
@@ -91,9 +93,9 @@ func splitAddress(addr string) (host, port string, err error) {
 	return host, port, nil
 }
 
-// redisProbe is active while a client is blocked, a replica is connected, or the
-// server loads, saves or rewrites its data; with #LIST while that list has an
-// element.
+// redisProbe returns a probe that is active while a client is blocked, a replica
+// is connected, or the server loads, saves or rewrites its data. If target ends
+// in #LIST, it is also active while that list has an element.
 func redisProbe(target string) (Probe, error) {
 	addr, list, isList := strings.Cut(target, "#")
 	addr = cmp.Or(addr, "127.0.0.1:6379")
@@ -113,7 +115,7 @@ func redisProbe(target string) (Probe, error) {
 		`END {if (seen < 5) exit 2; exit n > 0 ? 0 : 1}'`), nil
 }
 
-// maxTube bounds the name of a tube, in bytes, as beanstalkd does.
+// maxTube bounds the name of a tube in bytes. It is beanstalkd's own limit.
 const maxTube = 200
 
 func beanstalkdProbe(target string) (Probe, error) {
@@ -125,9 +127,9 @@ func minecraftProbe(target string) (Probe, error) {
 	return Probe{Kind: ProbeMinecraft, Address: cmp.Or(target, "127.0.0.1:25565")}, nil
 }
 
-// actionsProbe is active while a runner of GitHub Actions works on a job, which it
-// does in a process of its own. A directory names the runner; without it, every
-// runner of the machine counts.
+// actionsProbe returns a probe that is active while a runner of GitHub Actions
+// works on a job, for which it starts a separate process. dir is the runner's
+// directory; "" means every runner of the machine.
 func actionsProbe(dir string) (Probe, error) {
 	switch {
 	case dir == "":
@@ -138,7 +140,8 @@ func actionsProbe(dir string) (Probe, error) {
 	return shell("pgrep -f '^" + strings.TrimRight(dir, "/") + "/bin[^ ]*/Runner[.]Worker( |$)' >/dev/null"), nil
 }
 
-// slurmProbe is active while SLURM has a job on the node, by default this machine.
+// slurmProbe returns a probe that is active while SLURM has a job on the node; ""
+// means this machine.
 func slurmProbe(node string) (Probe, error) {
 	switch {
 	case node == "":

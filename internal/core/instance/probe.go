@@ -35,13 +35,12 @@ const (
 	MaxProbeInterval     = time.Hour
 	MaxProbeTimeout      = time.Minute
 	DefaultProbeInterval = 15 * time.Second
-	DefaultProbeTimeout  = 5 * time.Second // never above the interval
+	DefaultProbeTimeout  = 5 * time.Second // reduced to the interval if that is shorter
 	DefaultProbeWindow   = time.Minute
 )
 
-// Probe is a signal that a user defines for an instance. Its answer is active
-// or quiet. Any other outcome leaves the signal unknown, which blocks the idle
-// pause.
+// Probe is a signal that a user defines for an instance. Its result is active or
+// quiet. If it fails, the signal is unknown, which blocks the idle pause.
 type Probe struct {
 	Name string `json:"name"` // the signal is probe:NAME
 	Kind string `json:"kind"`
@@ -50,9 +49,9 @@ type Probe struct {
 	Inside  bool     `json:"inside,omitempty"`  // exec: run the command inside the instance, not on the host as the daemon's user
 
 	URL   string `json:"url,omitempty"`   // http, prometheus and jupyter
-	Field string `json:"field,omitempty"` // http: path of a field in the JSON of the answer, as in jobs.0.running, "." for all of it; beanstalkd: a tube
-	// TokenFile is a file whose first line is sent with each request: http,
-	// prometheus and jupyter.
+	Field string `json:"field,omitempty"` // http: path of a field in the answer's JSON, such as jobs.0.running, or "." for all of it; beanstalkd: a tube
+	// TokenFile is a file whose first line is sent as a token with each request.
+	// It is for http, prometheus and jupyter.
 	TokenFile string `json:"token_file,omitempty"`
 	Address   string `json:"address,omitempty"` // minecraft and beanstalkd: HOST:PORT
 
@@ -61,27 +60,27 @@ type Probe struct {
 	Threshold float64 `json:"threshold,omitempty"` // prometheus: active above it
 
 	Path           string        `json:"path,omitempty"`             // file
-	Window         idle.Duration `json:"window,omitempty"`           // file: active if modified within it; default 60 s
-	MissingIsQuiet bool          `json:"missing_is_quiet,omitempty"` // file: without the file it is quiet, otherwise unknown
+	Window         idle.Duration `json:"window,omitempty"`           // file: active if modified within this time; default 60 s
+	MissingIsQuiet bool          `json:"missing_is_quiet,omitempty"` // file: whether a missing file is quiet; otherwise it is unknown
 
-	Interval idle.Duration `json:"interval,omitempty"` // between two readings, default 15 s
-	Timeout  idle.Duration `json:"timeout,omitempty"`  // of a reading, default 5 s
+	Interval idle.Duration `json:"interval,omitempty"` // time between two readings, default 15 s
+	Timeout  idle.Duration `json:"timeout,omitempty"`  // time limit of one reading, default 5 s
 }
 
 // Signal returns the name of the probe's signal.
 func (p *Probe) Signal() string { return "probe:" + p.Name }
 
-// Every returns the interval in force.
+// Every returns the probe's interval, or its default.
 func (p *Probe) Every() time.Duration {
 	return cmp.Or(time.Duration(p.Interval), DefaultProbeInterval)
 }
 
-// Limit returns the timeout in force.
+// Limit returns the probe's timeout, or its default.
 func (p *Probe) Limit() time.Duration {
 	return cmp.Or(time.Duration(p.Timeout), min(DefaultProbeTimeout, p.Every()))
 }
 
-// Within returns the window in force.
+// Within returns the probe's window, or its default.
 func (p *Probe) Within() time.Duration {
 	return cmp.Or(time.Duration(p.Window), DefaultProbeWindow)
 }
@@ -105,7 +104,7 @@ func (s *Spec) checkProbes() (errs []error) {
 	return errs
 }
 
-// probeFields lists the settings specific to each kind.
+// probeFields lists the settings that apply to each kind of probe.
 var probeFields = map[string][]string{
 	ProbeExec:       {"command", "inside"},
 	ProbeHTTP:       {"url", "token_file", "field"},
@@ -121,7 +120,7 @@ func ProbeKinds() []string {
 	return []string{ProbeExec, ProbeHTTP, ProbePrometheus, ProbeFile, ProbeJupyter, ProbeMinecraft, ProbeBeanstalkd}
 }
 
-// faults reports every fault of p by its field.
+// faults calls bad for every fault of p, with the field.
 func (p *Probe) faults(bad func(field, format string, args ...any)) {
 	if ValidName(p.Name) != nil {
 		bad("name", "%q is not 1 to %d of a-z, 0-9, '.', '_' and '-'", p.Name, MaxName)
@@ -200,10 +199,10 @@ func (p *Probe) webFaults(bad func(field, format string, args ...any)) {
 	}
 }
 
-// Selector names series of a metric.
+// Selector selects series of a metric.
 type Selector struct {
 	Name   string
-	Labels map[string]string // all of them must be equal
+	Labels map[string]string // labels that a series must have with these values
 }
 
 var (
@@ -254,9 +253,11 @@ func ParseSelector(s string) (Selector, error) {
 	return out, nil
 }
 
-// ParseProbe reads the short form KIND[,SETTING=VALUE...]:TARGET, in which TARGET is
-// a shell command, a URL with #FIELD, #METRIC or #query=QUERY behind it, or a path;
-// or PRESET[,SETTING=VALUE...][:ADDRESS]. Name is left empty unless it is set.
+// ParseProbe parses the short form of a probe. One form is
+// KIND[,SETTING=VALUE...]:TARGET, with a shell command, a URL followed by #FIELD,
+// #METRIC or #query=QUERY, or a path as the TARGET. The other is
+// PRESET[,SETTING=VALUE...][:ADDRESS]. The probe has a Name only if a setting
+// gives one.
 func ParseProbe(s string) (Probe, error) {
 	head, target, found := strings.Cut(s, ":")
 	words := strings.Split(head, ",")
@@ -304,7 +305,7 @@ func ParseProbe(s string) (Probe, error) {
 	return p, nil
 }
 
-// setting reads a setting of the short form.
+// setting applies one SETTING=VALUE of the short form.
 func (p *Probe) setting(text string) error {
 	key, value, _ := strings.Cut(text, "=")
 	span := func(to *idle.Duration) error {
@@ -342,7 +343,7 @@ func (p *Probe) setting(text string) error {
 	return nil
 }
 
-// NameProbes names the probes that have no name by their kind.
+// NameProbes gives probes without a name a name derived from their kind.
 func NameProbes(probes []Probe) {
 	used := map[string]bool{}
 	for _, p := range probes {

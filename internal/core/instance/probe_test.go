@@ -86,7 +86,7 @@ func TestSelector(t *testing.T) {
 	}
 }
 
-// Every fault of a probe names its field.
+// TestProbeFields checks that every fault of a probe names its field.
 func TestProbeFields(t *testing.T) {
 	good := func() Spec {
 		return Spec{Name: "x", Command: []string{"x"}, Probes: []Probe{{Name: "a", Kind: "exec", Command: []string{"x"}},

@@ -11,17 +11,17 @@ import (
 
 // Limits of restarts.
 const (
-	crashUptime = 10 * time.Second // a run that fails sooner is a crash
+	crashUptime = 10 * time.Second // a run that fails within this time is a crash
 	crashWindow = 2 * time.Minute
-	crashLimit  = 5                // crashes within the window are a crash loop
+	crashLimit  = 5                // this many crashes within the window are a crash loop
 	RestartMax  = 30 * time.Second // the longest delay before a restart
 )
 
 // ApplyRestartRule decides whether and when the program is restarted after the
-// exit e at now, and counts crashes. It belongs to the change that records the exit, so that the due restart is
-// written together with the exit. Uptime is the run's own, never the time since
-// its last activity. Leases belong to the instance and not to the run, so a
-// restart keeps them.
+// exit e at now, and counts crashes. The caller must store the result together
+// with the exit, so that neither is recorded without the other. The uptime of the
+// run counts, not the time since its last activity. Leases belong to the instance
+// and not to the run, so a restart keeps them.
 func (r *Record) ApplyRestartRule(e Exit, now time.Time) {
 	failed := e.Code != 0 && !e.Lost
 	if failed && e.At.Sub(r.StartedAt) < crashUptime {

@@ -24,7 +24,7 @@ const (
 	PolicyLeasesOnly = "leases_only" // the heartbeat is ignored
 )
 
-// Limits of what a Spec may ask for.
+// Limits on a Spec.
 const (
 	MaxName     = 63
 	MaxCommand  = 128 << 10 // bytes of argv and environment together
@@ -41,11 +41,11 @@ const (
 	MaxTimers   = 16       // schedules of one instance
 	MaxDepends  = 64       // instances that one depends on
 	MaxLabel    = 4096     // bytes of a label's key and value
-	MinLog      = 64 << 10 // minimum size in bytes at which a log is rotated
+	MinLog      = 64 << 10 // smallest size in bytes at which a log is rotated
 )
 
-// Spec contains a user's settings. Durations of zero mean off, except
-// PauseAfter and StopAfter, whose nil means the host's default.
+// Spec contains a user's settings. A duration of zero means off, except that for
+// PauseAfter and StopAfter nil means the host's default.
 type Spec struct {
 	Name    string   `json:"name"`
 	Runtime string   `json:"runtime"`
@@ -54,60 +54,62 @@ type Spec struct {
 	Workdir string   `json:"workdir,omitempty"`
 	User    string   `json:"user,omitempty"`
 
-	// What the program is put into; each is refused by a runtime that lacks it.
+	// Settings for a program that runs in a container or guest. A runtime that
+	// lacks one refuses it.
 	Image     string  `json:"image,omitempty"`        // directory, image file or registry reference of its files
 	Memory    int64   `json:"memory_bytes,omitempty"` // 0 is the runtime's default
 	CPUs      float64 `json:"cpus,omitempty"`         // processors; 0 is the runtime's default
 	Net       Net     `json:"net,omitempty"`          // network access; empty means outbound
-	Workspace string  `json:"workspace,omitempty"`    // directory of this machine that it shares, as ParseWorkspace reads it
+	Workspace string  `json:"workspace,omitempty"`    // directory of this machine to share, in the form that ParseWorkspace reads
 
 	Expose []Endpoint `json:"expose,omitempty"`
-	// ListenFDs hands the exposed sockets to the program (LISTEN_FDS); they
-	// are then held across STOPPED.
+	// ListenFDs passes the exposed sockets to the program (LISTEN_FDS). The
+	// sockets are then kept open while the instance is STOPPED.
 	ListenFDs bool `json:"listen_fds,omitempty"`
 
 	PauseAfter           *idle.Duration `json:"pause_after,omitempty"`     // 0 never pauses
-	StopAfter            *idle.Duration `json:"stop_after,omitempty"`      // from entering PAUSED; 0 never stops
-	ReclaimAfter         idle.Duration  `json:"reclaim_after,omitempty"`   // from entering PAUSED; 0 is off
-	HibernateAfter       idle.Duration  `json:"hibernate_after,omitempty"` // from entering PAUSED; 0 is off
+	StopAfter            *idle.Duration `json:"stop_after,omitempty"`      // counted from entering PAUSED; 0 never stops
+	ReclaimAfter         idle.Duration  `json:"reclaim_after,omitempty"`   // counted from entering PAUSED; 0 is off
+	HibernateAfter       idle.Duration  `json:"hibernate_after,omitempty"` // counted from entering PAUSED; 0 is off
 	QuietConnectionAfter idle.Duration  `json:"quiet_connection_after,omitempty"`
 	ReadyTimeout         idle.Duration  `json:"ready_timeout,omitempty"` // default 60 s
-	StopGrace            idle.Duration  `json:"stop_grace,omitempty"`    // from SIGTERM to SIGKILL, default 10 s
+	StopGrace            idle.Duration  `json:"stop_grace,omitempty"`    // time from SIGTERM to SIGKILL, default 10 s
 
-	// WakeFromStopped decides whether a connection starts the instance while it
-	// is stopped. By default (nil) one does if lull stopped it; with true also
-	// before its first start and after it exited. An instance that a user
-	// stopped stays stopped.
+	// WakeFromStopped is whether a connection starts a stopped instance. By
+	// default (nil) it does if lull stopped the instance. With true it does so
+	// also before the first start and after an exit. An instance that a user
+	// stopped stays stopped in any case.
 	WakeFromStopped *bool   `json:"wake_from_stopped,omitempty"`
 	WakeOnOutbound  bool    `json:"wake_on_outbound,omitempty"`
 	IdlePolicy      string  `json:"idle_policy,omitempty"`
 	Restart         Restart `json:"restart,omitempty"`
-	LogMax          int64   `json:"log_max_bytes,omitempty"` // default 10 MiB, and one older file
+	LogMax          int64   `json:"log_max_bytes,omitempty"` // size at which the log is rotated, keeping one older file; default 10 MiB
 
 	Noise *Noise `json:"noise,omitempty"`
 
-	// WakeSchedule are the times at which it has to run, as ParseCron reads them.
+	// WakeSchedule lists the times at which the instance has to run, in the form
+	// that ParseCron reads.
 	WakeSchedule []string `json:"wake_schedule,omitempty"`
 
-	// DependsOn names the instances that wake before this one and stay awake as
-	// long.
+	// DependsOn names instances that are woken before this one and stay awake as
+	// long as it does.
 	DependsOn []string `json:"depends_on,omitempty"`
 
-	// Group names instances that sleep together, and wake together.
+	// Group is a name shared by instances that sleep and wake together.
 	Group string `json:"group,omitempty"`
 
 	Probes []Probe `json:"probes,omitempty"` // signals of the user's own
 
 	Labels map[string]string `json:"labels,omitempty"` // for users and scripts; lull up marks the instances that it creates
 
-	// Adopted describes a program that was running before the instance was
-	// made; nil for a program that lull starts. Command is then informative
-	// only.
+	// Adopted describes a program that was running before the instance was made.
+	// It is nil for a program that lull starts. If it is set, Command is
+	// informative only.
 	Adopted *Adopted `json:"adopted,omitempty"`
 }
 
-// Wakes reports whether a connection starts the instance after lull stopped it,
-// as far as the instance's own settings decide.
+// Wakes reports whether, by the instance's own settings, a connection starts it
+// after lull stopped it.
 func (s *Spec) Wakes() bool { return s.WakeFromStopped == nil || *s.WakeFromStopped }
 
 // Net is the network access of an instance with a separate network. Clients
@@ -121,10 +123,11 @@ const (
 	NetFull     Net = "full"     // this machine too
 )
 
-// Noise names arrivals on relay endpoints that neither hold nor wake.
+// Noise describes arrivals on relay endpoints that neither hold nor wake the
+// instance.
 type Noise struct {
 	Sources    []string      `json:"sources,omitempty"`     // CIDR ranges
-	Silent     idle.Duration `json:"silent,omitempty"`      // hold a connection until its first byte, at most this long
+	Silent     idle.Duration `json:"silent,omitempty"`      // longest time that a connection without a first byte is held back
 	Paths      []string      `json:"paths,omitempty"`       // HTTP health-check paths
 	UserAgents []string      `json:"user_agents,omitempty"` // substrings
 }
@@ -139,7 +142,7 @@ func ValidName(s string) error {
 	return nil
 }
 
-// Validate reports every fault of s, each naming its field. It changes nothing.
+// Validate returns every fault of s, each with its field.
 func (s *Spec) Validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {
@@ -221,8 +224,8 @@ func (s *Spec) Validate() error {
 	return errors.Join(errs...)
 }
 
-// CheckNew returns every fault of a newly requested spec. Validate also accepts
-// what records of earlier versions contain.
+// CheckNew returns every fault of a newly requested spec. Validate is more
+// lenient, because records of earlier versions must remain valid.
 func (s *Spec) CheckNew() error {
 	errs := []error{s.Validate(), s.CheckGrace()}
 	bad := func(field, format string, args ...any) {
@@ -242,8 +245,8 @@ func (s *Spec) CheckNew() error {
 	return errors.Join(errs...)
 }
 
-// CheckGrace returns an error if the stop grace is too long: a stop waits for
-// it.
+// CheckGrace returns an error if the stop grace is too long. A stop waits up to
+// that long.
 func (s *Spec) CheckGrace() error {
 	if d := time.Duration(s.StopGrace); d > MaxGrace {
 		return fmt.Errorf("cannot use stop_grace: %s is above %s", idle.Human(d), idle.Human(MaxGrace))
@@ -251,7 +254,7 @@ func (s *Spec) CheckGrace() error {
 	return nil
 }
 
-// checkBox validates the container or guest settings of a spec.
+// checkBox validates the settings for containers and guests.
 func (s *Spec) checkBox() (errs []error) {
 	bad := func(field, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("cannot use %s: %s", field, fmt.Sprintf(format, args...)))
@@ -274,8 +277,8 @@ func (s *Spec) checkBox() (errs []error) {
 	return errs
 }
 
-// CheckFor reports every part of s that a runtime of these capabilities does
-// not have, each by name. s is valid.
+// CheckFor returns an error for every setting of s that a runtime with these
+// capabilities does not support. s must be valid.
 func (s *Spec) CheckFor(c power.Capabilities) error {
 	var errs []error
 	lacks := func(field, why string) {
@@ -320,8 +323,8 @@ func (s *Spec) CheckFor(c power.Capabilities) error {
 	return errors.Join(errs...)
 }
 
-// CheckLadder reports steps of the ladder that do not rise: all of them count
-// from entering PAUSED. stop is the stop_after in force, 0 for never.
+// CheckLadder returns an error unless the steps of the ladder rise. All of them
+// count from entering PAUSED. stop is the effective stop_after, 0 for never.
 func (s *Spec) CheckLadder(stop time.Duration) error {
 	var errs []error
 	last, name := time.Duration(0), ""
@@ -418,8 +421,8 @@ func checkAddress(a string) error {
 	return nil
 }
 
-// maxSocketPath is shorter than the kernel's limit of 107 bytes, which also
-// applies to a second name that the supervisor uses in the same directory.
+// maxSocketPath is shorter than the kernel's limit of 107 bytes, because the
+// supervisor also uses a longer name in the same directory.
 const maxSocketPath = 94
 
 // checkSocketPath checks the path of an exposed unix socket.
@@ -441,10 +444,10 @@ func checkSocketPath(p string) error {
 	return nil
 }
 
-// ParseExpose reads the command line's short form: PORT or HOST:PORT (listen
-// and target are the same), LISTEN:TARGET with ports or [HOST:]PORT:[HOST:]PORT,
-// and /udp behind it. An IPv6 address is in brackets. An omitted host is 127.0.0.1.
-// unix:PATH is a unix socket.
+// ParseExpose parses the command line's short form of an endpoint: PORT or
+// HOST:PORT, where the program listens on the same address; or LISTEN:TARGET,
+// each of them [HOST:]PORT. The suffix /udp selects UDP. An IPv6 address is in
+// brackets, and an omitted host is 127.0.0.1. unix:PATH is a unix socket.
 func ParseExpose(s string, p Path) (Endpoint, error) {
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {
 		err := checkSocketPath(path)
@@ -499,8 +502,7 @@ func ParseExpose(s string, p Path) (Endpoint, error) {
 	return e, nil
 }
 
-// exposeParts splits at colons outside brackets, and removes the brackets of an
-// IPv6 address.
+// exposeParts splits s at the colons outside brackets, and removes the brackets.
 func exposeParts(s string) (parts []string) {
 	begin, inside := 0, false
 	for n, c := range s + ":" {
@@ -520,9 +522,9 @@ func exposeParts(s string) (parts []string) {
 	return parts
 }
 
-// Record is everything that is durable about an instance. It is written before
-// a change is acted on or acknowledged, with one exception that is safe: a
-// wake thaws first (docs/decisions, fenced stop).
+// Record contains everything that is durable about an instance. It is written
+// before a change is acted on or acknowledged, with one safe exception: a wake
+// thaws the instance first (docs/decisions, fenced stop).
 type Record struct {
 	ID         string         `json:"id"`
 	Spec       Spec           `json:"spec"`
@@ -530,35 +532,35 @@ type Record struct {
 	State      power.Instance `json:"state"`
 	Enabled    bool           `json:"enabled"`
 	Identity   *Identity      `json:"identity,omitempty"`
-	Endpoints  []Endpoint     `json:"endpoints,omitempty"` // with the path that was decided
+	Endpoints  []Endpoint     `json:"endpoints,omitempty"` // with the path that was chosen
 	Leases     []idle.Lease   `json:"leases,omitempty"`
 
 	CreatedAt      time.Time `json:"created_at"`
-	StartedAt      time.Time `json:"started_at,omitzero"` // of the present run, for true uptime
+	StartedAt      time.Time `json:"started_at,omitzero"` // start of the present run, for its uptime
 	StateSince     time.Time `json:"state_since,omitzero"`
 	LastActivityAt time.Time `json:"last_activity_at,omitzero"`
 	LastPausedAt   time.Time `json:"last_paused_at,omitzero"`
 	LastResumedAt  time.Time `json:"last_resumed_at,omitzero"`
 	SnoozedUntil   time.Time `json:"snoozed_until,omitzero"`
-	NextDue        time.Time `json:"next_due,omitzero"`      // when its program wants to run, in wall-clock time like the next two
+	NextDue        time.Time `json:"next_due,omitzero"`      // when the program's own timers need it to run; this and the next two are wall-clock times
 	WakeAt         time.Time `json:"wake_at,omitzero"`       // when a user wants it to run
 	TimersServed   time.Time `json:"timers_served,omitzero"` // timers up to this time have been served
 	PausedBy       string    `json:"last_paused_by,omitempty"`
-	StoppedBy      string    `json:"stopped_by,omitempty"` // who stopped the last run; empty while it runs and if it exited
+	StoppedBy      string    `json:"stopped_by,omitempty"` // who stopped the last run; empty while it runs and if it exited by itself
 	ResumedBy      string    `json:"last_resumed_by,omitempty"`
 	StatusReason   string    `json:"status_reason,omitempty"`
-	Unserved       string    `json:"unserved,omitempty"` // a start or wake that found no room since it is in this state, and why
+	Unserved       string    `json:"unserved,omitempty"` // the last start or wake that found no memory in this state, and why
 
-	Exit         *Exit       `json:"exit,omitempty"`      // of the last run that ended
-	RestartAt    time.Time   `json:"restart_at,omitzero"` // when it is started again by itself
+	Exit         *Exit       `json:"exit,omitempty"`      // how the last run ended
+	RestartAt    time.Time   `json:"restart_at,omitzero"` // when it will be restarted automatically
 	RestartCount int         `json:"restart_count"`
-	Crashes      []time.Time `json:"crashes,omitempty"` // of runs that failed early, newest last
+	Crashes      []time.Time `json:"crashes,omitempty"` // times of runs that failed early, newest last
 	CrashLooping bool        `json:"crash_looping"`
 	PauseCount   uint64      `json:"pause_count"`
 	WakeCount    uint64      `json:"wake_count"`
 	Freed        int64       `json:"reclaimed_bytes,omitempty"`
-	Saved        int64       `json:"saved_bytes,omitempty"` // on disk while hibernated
-	// BootedAnew is why the present run was started although the one before it
-	// had been hibernated.
+	Saved        int64       `json:"saved_bytes,omitempty"` // size on disk while hibernated
+	// BootedAnew is why the present run was booted although its predecessor had
+	// been hibernated.
 	BootedAnew string `json:"booted_anew,omitempty"`
 }

@@ -62,8 +62,8 @@ func TestParseExpose(t *testing.T) {
 	}
 }
 
-// FuzzParseExpose holds that what is accepted makes a valid spec, and that it is
-// read again from its own addresses.
+// FuzzParseExpose checks that every accepted endpoint makes a valid spec, and
+// that its own addresses can be parsed again.
 func FuzzParseExpose(f *testing.F) {
 	for _, s := range []string{"8080", "8080:80", "0.0.0.0:8080", "10.0.0.1:8080:10.0.0.2:80", "[::1]:8080", "[::1]:8080:[fd00::2]:80", "53/udp",
 		"[::]:53/udp", "unix:/run/app.sock", "unix:@app", "unix:/a:/b", "unix:/run/udp", "/run/app.sock", "::1:1", "unix:", "localhost:80", "[fe80::1%eth0]:1"} {
@@ -104,7 +104,8 @@ func good() Spec {
 	return Spec{Name: "a", Command: []string{"x"}, Expose: []Endpoint{{Listen: "127.0.0.1:1", Target: "127.0.0.1:1"}}}
 }
 
-// TestValidateNamesTheField spoils one field at a time.
+// TestValidateNamesTheField makes one field invalid at a time and checks that the
+// error names it.
 func TestValidateNamesTheField(t *testing.T) {
 	s := good()
 	errtest.None(t, s.Validate())
@@ -140,7 +141,7 @@ func TestValidateNamesTheField(t *testing.T) {
 	}
 }
 
-// TestValidateAdopted spoils one field at a time of what lull did not start.
+// TestValidateAdopted does the same for the spec of an adopted program.
 func TestValidateAdopted(t *testing.T) {
 	fine := func() Spec {
 		return Spec{Name: "a", Command: []string{"x"}, Runtime: RuntimeAdopted, Restart: RestartNo, StopAfter: new(idle.Duration), Adopted: &Adopted{PID: 2}}
@@ -171,7 +172,8 @@ func TestValidateAdopted(t *testing.T) {
 	}
 }
 
-// TestCheckNewIsStricter refuses what records of earlier versions may have.
+// TestCheckNewIsStricter checks that settings that records of earlier versions
+// may contain are refused in a new spec.
 func TestCheckNewIsStricter(t *testing.T) {
 	for field, want := range map[string]func(*Spec){
 		"workspace":     func(s *Spec) { s.Workspace = "/w:/data:RO" },
@@ -190,8 +192,9 @@ func TestCheckNewIsStricter(t *testing.T) {
 	}
 }
 
-// TestWorkspace reads every form: nothing that was meant as ro is shared with
-// the right to write.
+// TestWorkspace parses every valid form of a workspace, and checks that a
+// misspelled ro or rw is refused instead of being read as part of a path, which
+// would share the directory writable.
 func TestWorkspace(t *testing.T) {
 	for s, want := range map[string]Workspace{
 		"":                 {},
@@ -224,8 +227,8 @@ func TestWorkspace(t *testing.T) {
 	}
 }
 
-// FuzzSpec reads specs as the API does: what is accepted is valid and survives
-// a round trip.
+// FuzzSpec decodes specs as the API does. Every accepted one must be valid and
+// survive a round trip.
 func FuzzSpec(f *testing.F) {
 	s := good()
 	b, err := json.Marshal(s)
@@ -251,8 +254,8 @@ func FuzzSpec(f *testing.F) {
 	})
 }
 
-// TestCheckForNamesWhatARuntimeLacks asks a runtime that has nothing for one
-// thing after the other.
+// TestCheckForNamesWhatARuntimeLacks requests one feature at a time of a runtime
+// without that capability, and checks that the error names the field.
 func TestCheckForNamesWhatARuntimeLacks(t *testing.T) {
 	for field, want := range map[string]func(*Spec){
 		"image":           func(s *Spec) { s.Image = "/img" },

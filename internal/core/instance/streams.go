@@ -6,18 +6,18 @@ import (
 	"syscall"
 )
 
-// Streams connect a command to the caller who runs it.
+// Streams connect a command to the caller that runs it.
 type Streams struct {
-	// In may still be read when the command has ended, until a read returns. Nil
-	// is an empty input.
+	// In is the command's input; nil is empty. A read of In that has begun may
+	// still be blocked when the command has ended.
 	In io.Reader
-	// Out and Err must be safe for use by one goroutine each. A write that blocks
-	// holds up the command. On a terminal everything goes to Out.
+	// Out and Err are each used by one goroutine, at the same time. A write that
+	// blocks blocks the command. With TTY everything goes to Out.
 	Out, Err io.Writer
-	// TTY runs the command on a terminal of its own, of that size.
+	// TTY runs the command on its own terminal, with that size.
 	TTY  bool
 	Size Size
-	// Control delivers resizes and signals while the command runs; nil for none.
+	// Control delivers resizes and signals while the command runs. It may be nil.
 	Control <-chan Control
 }
 
@@ -31,16 +31,16 @@ type Size struct {
 // group.
 type Control struct {
 	Size   Size
-	Signal syscall.Signal // 0 for a new size
+	Signal syscall.Signal // 0 if this is a new size
 }
 
-// Exit codes of commands that could not be started, as shells have them.
+// Exit codes of commands that could not be started, as in shells.
 const (
 	CannotRun = 126
 	NotThere  = 127
 )
 
-// CommandError says that a command could not be started. Code is CannotRun or
+// CommandError means that a command could not be started. Code is CannotRun or
 // NotThere.
 type CommandError struct {
 	Code int
@@ -51,8 +51,8 @@ func (e *CommandError) Error() string { return e.Err.Error() }
 
 func (e *CommandError) Unwrap() error { return e.Err }
 
-// Capture runs a command without input and returns what it prints, at most
-// MaxOutput bytes of each stream.
+// Capture calls run without input and returns its output, at most MaxOutput bytes
+// of each stream.
 func Capture(run func(Streams) (int, error)) (Outcome, error) {
 	var out, errOut beginning
 	code, err := run(Streams{Out: &out, Err: &errOut})
@@ -65,7 +65,7 @@ func Capture(run func(Streams) (int, error)) (Outcome, error) {
 // beginning is a writer that keeps the first bytes.
 type beginning struct {
 	b   []byte
-	cut bool // there were more
+	cut bool // some bytes were dropped
 }
 
 func (k *beginning) Write(p []byte) (int, error) {
@@ -74,7 +74,8 @@ func (k *beginning) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ParseSignal returns the signal of a number that may be sent to a command.
+// ParseSignal returns the signal with number n. It returns an error if that may
+// not be sent to a command.
 func ParseSignal(n int) (syscall.Signal, error) {
 	if n < 1 || n > 64 {
 		return 0, fmt.Errorf("cannot use signal %d: want 1 to 64", n)

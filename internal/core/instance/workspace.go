@@ -10,20 +10,22 @@ import (
 
 // Workspace is a directory of this machine that an instance shares.
 type Workspace struct {
-	Dir      string // here
-	Path     string // inside
+	Dir      string // on this machine
+	Path     string // inside the instance
 	ReadOnly bool
 }
 
-// workspacePath is the default path of a workspace inside.
+// workspacePath is the default of Workspace.Path.
 const workspacePath = "/workspace"
 
-// kernels are the places inside that belong to the kernel.
+// kernels are the paths inside an instance that are reserved for the kernel and
+// the runtime.
 var kernels = []string{"/", "/proc", "/sys", "/dev", "/run", "/tmp"}
 
-// ParseWorkspace reads DIR[:/PATH/INSIDE][:ro|:rw], as Spec.Workspace has it. DIR
-// is absolute. The zero Workspace is none. It takes what CheckWorkspace refuses:
-// records have it.
+// ParseWorkspace parses the form DIR[:/PATH/INSIDE][:ro|:rw] of Spec.Workspace.
+// DIR must be absolute. The empty string yields the zero Workspace, which means
+// none. ParseWorkspace also accepts forms that CheckWorkspace refuses, because
+// existing records contain them.
 func ParseWorkspace(s string) (Workspace, error) {
 	if s == "" {
 		return Workspace{}, nil
@@ -44,10 +46,10 @@ func ParseWorkspace(s string) (Workspace, error) {
 	return w, nil
 }
 
-// CheckWorkspace validates a workspace as a user wrote it. After the last colon
-// only ro, rw or a path inside is valid: anything else, such as :RO, would be
-// taken as part of the path, and the directory would be shared writable. For a
-// directory whose own name ends like that, append :rw.
+// CheckWorkspace validates a workspace as entered by a user. After the last colon
+// it accepts only ro, rw or a path inside. Anything else, such as :RO, would be
+// read as part of a path, and the directory would be shared writable. A user
+// whose directory itself ends like that must append :rw.
 func CheckWorkspace(s string) error {
 	const want = "want DIR[:/PATH/INSIDE][:ro] (:rw is the default)"
 	if n := strings.LastIndexByte(s, ':'); n >= 0 && !strings.Contains(s[n:], "/") && s[n:] != ":ro" && s[n:] != ":rw" {

@@ -1,6 +1,6 @@
-// Package layers chooses between values that several sources may set. The
-// settings of a fleet, effective policies and the configuration of an agent are
-// resolved by it, each with the origin of every value.
+// Package layers selects a value that several sources may set. It resolves the
+// settings of a fleet, effective policies and the configuration of an agent, each
+// with the origin of every value.
 package layers
 
 // Strongest returns the value of the first layer for which get reports one, and

@@ -14,13 +14,13 @@ const (
 	Starts = "start"
 )
 
-// The reasons for automatic stops and starts, as budgets name them. Manual
+// The reasons for automatic stops and starts, as used in Budget.Reasons. Manual
 // actions and expiries bypass budgets, but manual starts count against them.
 const (
 	ForIdle      = "idle_timeout"
 	ForScaleDown = "scale_down"
 	ForSchedule  = "schedule"
-	ForWake      = "wake"   // by wake token; a client is waiting
+	ForWake      = "wake"   // a wake token was used, so a client is waiting
 	ForRepair    = "repair" // restart of a worker that the cloud stopped
 	ByUser       = "person"
 )
@@ -49,9 +49,9 @@ type Budget struct {
 	Stamp
 }
 
-// DefaultStarts is the budget of automatic starts unless a stored budget has
-// its name. It keeps a morning start of a thousand workers below EC2's request
-// rate limits and out of the way of manual starts.
+// DefaultStarts is the budget of automatic starts unless a stored budget has its
+// name. It spreads the morning start of a thousand workers, so that it stays
+// below EC2's request rate limits and does not delay manual starts.
 var DefaultStarts = Budget{Name: "starts", Description: "Smooths storms of automatic starts", For: Starts, MaxActions: new(120), PerMinutes: 1}
 
 // Validate returns every fault of b, each a *failure.Invalid.
@@ -124,18 +124,19 @@ func (b *Budget) Holds(w *Subject, what, reason string) bool {
 	return b.For == what && b.Selector.Matches(w) && (len(b.Reasons) == 0 || slices.Contains(b.Reasons, reason) || reason == ByUser)
 }
 
-// Spent records the past actions of one budget. The zero value is empty. It is
-// conservative: an action counts until its whole slice has left the period, so
-// no interval of that length ever holds more actions than the limit.
+// Spent records the past actions counted against one budget. The zero value is
+// empty. The count is conservative: an action counts until its whole slice has
+// left the period, so that no interval as long as the period contains more
+// actions than the limit.
 type Spent []Part
 
-// Part is a number of actions up to a moment.
+// Part is the number of actions in one slice.
 type Part struct {
 	End int64 `json:"end"` // Unix milliseconds
 	N   int   `json:"n"`
 }
 
-// Count returns how many actions count at now.
+// Count returns how many actions count against the budget at now.
 func (s Spent) Count(now time.Time, per time.Duration) int {
 	n, from := 0, now.Add(-per).UnixMilli()
 	for _, p := range s {
@@ -146,8 +147,8 @@ func (s Spent) Count(now time.Time, per time.Duration) int {
 	return n
 }
 
-// Free returns the earliest time, from now on, at which fewer than limit
-// actions count. It is zero for a limit of 0, which never frees up.
+// Free returns the earliest time, from now on, at which fewer than limit actions
+// count. It is zero if limit is 0, because that never happens then.
 func (s Spent) Free(now time.Time, per time.Duration, limit int) time.Time {
 	if limit <= 0 {
 		return time.Time{}
@@ -166,7 +167,7 @@ func (s Spent) Free(now time.Time, per time.Duration, limit int) time.Time {
 	return time.Time{}
 }
 
-// Add returns s with one more action, without those that no longer count.
+// Add returns s with one more action, and without actions that no longer count.
 func (s Spent) Add(now time.Time, per time.Duration) Spent {
 	part := max(per/Parts, time.Second).Milliseconds()
 	from := now.Add(-per).UnixMilli()
@@ -184,7 +185,7 @@ func (s Spent) Add(now time.Time, per time.Duration) Spent {
 	return append(out, Part{end, 1})
 }
 
-// Ledger maps a budget's name to the amount spent of it.
+// Ledger maps the name of a budget to its past actions.
 type Ledger map[string]Spent
 
 // Used is the state of one budget for one worker.
@@ -196,13 +197,13 @@ type Used struct {
 	Count    int        `json:"count"`
 	Left     int        `json:"room"` // actions still allowed now
 	Free     bool       `json:"free"`
-	FreeAt   *time.Time `json:"free_at,omitempty"` // null while Free is false: no time is known
+	FreeAt   *time.Time `json:"free_at,omitempty"` // when an action is next allowed; null if Free is true or the time is unknown
 	Sentence string     `json:"sentence"`
 }
 
-// BudgetsFor returns the state of every budget that limits an action on w.
-// size returns the number of workers in a scope; if it is nil, percentages
-// allow one worker.
+// BudgetsFor returns the state of every budget that limits an action on w. size
+// returns the number of workers in a scope. If size is nil, a percentage allows
+// one action.
 func (s *Set) BudgetsFor(now time.Time, w *Subject, what, reason string, spent Ledger, size func(Scope) int) []Used {
 	var out []Used
 	for i := range s.Budgets {
@@ -228,7 +229,7 @@ func (s *Set) BudgetsFor(now time.Time, w *Subject, what, reason string, spent L
 }
 
 // during reports whether b applies at now according to its schedule, and when
-// that schedule closes; zero if it never does.
+// that schedule closes. ends is zero if it never closes.
 func (s *Set) during(now time.Time, b *Budget) (ends time.Time, holds bool) {
 	if b.During == "" {
 		return ends, true
@@ -269,8 +270,8 @@ func Blocks(used []Used) []idle.Block {
 	return out
 }
 
-// Spend counts an action against every budget that limits it and returns the
-// new ledger; spent is not modified.
+// Spend counts an action against every budget that limits it, and returns the new
+// ledger. It does not modify spent.
 func (s *Set) Spend(now time.Time, w *Subject, what, reason string, spent Ledger) Ledger {
 	out := Ledger{}
 	for i := range s.Budgets {
@@ -285,11 +286,13 @@ func (s *Set) Spend(now time.Time, w *Subject, what, reason string, spent Ledger
 	return out
 }
 
-// smooth divides the period again for starts, so that a surge becomes a steady
-// stream instead of one burst per period.
+// smooth is the number of parts into which the period is divided for starts, so
+// that a surge of starts is spread out instead of using the whole period's limit
+// at once.
 const smooth = 6
 
-// shares returns b's limits: its own and, for starts, that of a part.
+// shares returns the limits of b: its own and, for starts, that of each part of
+// the period.
 func (b *Budget) shares(size int) []share {
 	out := []share{{b.Per(), b.Limit(size)}}
 	if n := b.Limit(size); b.For == Starts && n > smooth && n < unlimited {

@@ -8,9 +8,9 @@ import (
 	"lull/internal/core/policy/when"
 )
 
-// TestBudgetSaysWhatItHolds checks that a budget by percentage states the
-// number, and that a budget with an inactive schedule limits nothing, however
-// much was spent.
+// TestBudgetSaysWhatItHolds checks that a budget by percentage is described with
+// the resulting number, and that a budget whose schedule is closed limits
+// nothing, however many actions were counted.
 func TestBudgetSaysWhatItHolds(t *testing.T) {
 	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC) // a Monday
 	share, from, to := 10.0, when.Clock(13*60), when.Clock(14*60)

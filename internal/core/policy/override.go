@@ -8,13 +8,13 @@ import (
 
 // The kinds of overrides.
 const (
-	// Keep prevents automatic pauses. When it ends, a schedule that closed
-	// in the meantime takes effect.
+	// Keep prevents automatic pauses. When it ends, a schedule that has closed in
+	// the meantime takes effect.
 	Keep = "keep"
 	// Skip suppresses the boundaries of schedules.
 	Skip = "skip"
-	// Freeze prevents all automatic actions, pauses and starts alike, except
-	// an expiring TTL.
+	// Freeze prevents all automatic actions, pauses and starts alike, except the
+	// action of an expired TTL.
 	Freeze = "freeze"
 	// Use replaces every other policy.
 	Use = "policy"
@@ -28,7 +28,7 @@ type Override struct {
 	ID        string    `json:"id"`
 	Kind      string    `json:"kind"`
 	Selector  Scope     `json:"selector"`
-	Policy    string    `json:"policy,omitempty"` // of kind policy
+	Policy    string    `json:"policy,omitempty"` // only for kind Use
 	From      time.Time `json:"from"`
 	Until     time.Time `json:"until"`
 	By        string    `json:"by"`
@@ -68,8 +68,7 @@ func (o *Override) Sentence() string {
 	return text + "."
 }
 
-// overrides returns the overrides of a kind that select w, ordered by their
-// ends.
+// overrides returns the overrides of a kind that select w, ordered by their end.
 func (s *Set) overrides(w *Subject, kind string) []Override {
 	var out []Override
 	for _, o := range s.Overrides {

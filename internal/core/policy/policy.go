@@ -27,13 +27,14 @@ type Stamp struct {
 	UpdatedBy string    `json:"updated_by,omitempty"`
 }
 
-// Values are the settings of one layer. Nil means inherited.
+// Values are the settings of one layer. Nil means that the layer does not set the
+// value.
 type Values struct {
 	Enabled              *bool    `json:"enabled,omitempty"` // whether idleness leads to a pause
 	IdleTimeoutMinutes   *int     `json:"idle_timeout_minutes,omitempty"`
 	WarnBeforeMinutes    *int     `json:"warn_before_minutes,omitempty"` // 0 pauses without a warning
 	CheckIntervalMinutes *int     `json:"check_interval_minutes,omitempty"`
-	SnoozeMinutes        *int     `json:"snooze_minutes,omitempty"`   // from a confirmed resume on
+	SnoozeMinutes        *int     `json:"snooze_minutes,omitempty"`   // after a confirmed resume
 	PauseAction          *string  `json:"pause_action,omitempty"`     // stop, hibernate, auto
 	ActivitySources      []string `json:"activity_sources,omitempty"` // cml, agent, cloudwatch
 	// Signals lists which of the agent's seven signals count.
@@ -43,11 +44,11 @@ type Values struct {
 	Thresholds map[string]float64 `json:"thresholds,omitempty"`
 	// AcceptedRisks lists preflight codes that do not block.
 	AcceptedRisks []string `json:"accepted_risks,omitempty"`
-	// Shadow (dry run) decides and records everything but never acts.
+	// Shadow means dry run: everything is decided and recorded, but nothing is
+	// done.
 	Shadow   *bool   `json:"shadow,omitempty"`
 	Schedule *string `json:"schedule,omitempty"` // by name; empty means none
-	// Force lets the schedule pause a worker that is in use, after the
-	// warning.
+	// Force lets the schedule pause a worker that is in use, after a warning.
 	Force *bool `json:"force,omitempty"`
 }
 
@@ -103,7 +104,7 @@ type Named struct {
 	Values
 	// Shipped is set on an unmodified built-in policy.
 	Shipped bool `json:"shipped,omitempty"`
-	// ScheduleSince is when its schedule was last changed.
+	// ScheduleSince is when the policy's schedule was last changed.
 	ScheduleSince time.Time `json:"schedule_since,omitzero"`
 
 	Stamp
@@ -212,10 +213,10 @@ type Group struct {
 	Selector Scope   `json:"selector"`
 	Policy   string  `json:"policy,omitempty"`
 	Schedule *string `json:"schedule,omitempty"` // overrides the policy's
-	// Priority orders the groups of a worker: the highest wins, then the one
-	// with more tags, then the later id.
+	// Priority ranks the groups of a worker. The group with the highest priority
+	// wins, then the one with more tags, then the one with the later id.
 	Priority int `json:"priority,omitempty"`
-	// ScheduleSince is when its effective schedule last changed.
+	// ScheduleSince is when the group's effective schedule last changed.
 	ScheduleSince time.Time `json:"schedule_since,omitzero"`
 
 	Stamp

@@ -22,13 +22,13 @@ const (
 	LayerOverride = "override"
 )
 
-// Origin is where a value came from.
+// Origin is the source of a value.
 type Origin struct {
 	Layer string `json:"layer"`
-	// Name is that of the template, the group's selector, the worker or the
-	// override.
+	// Name is the name of the template, the group's selector, the worker or the
+	// override, depending on the layer.
 	Name   string `json:"name,omitempty"`
-	Policy string `json:"policy,omitempty"` // that sets it, by name
+	Policy string `json:"policy,omitempty"` // name of the policy that sets the value, if any
 }
 
 // String formats o for display.
@@ -98,7 +98,7 @@ func New(policies []Named, schedules []Schedule, groups []Group, overrides []Ove
 	return s
 }
 
-// specific ranks a group's selector by how narrow it is.
+// specific ranks a group's selector: the narrower, the higher.
 func specific(g Group) int {
 	n := 2 * len(g.Selector.Tags)
 	if g.Selector.Region != "" {
@@ -110,8 +110,8 @@ func specific(g Group) int {
 // Resolved is the effective policy of one worker at one moment, with the origin
 // of every value.
 type Resolved struct {
-	// Name is that of the strongest policy that sets a timeout, or else
-	// global, template NAME or worker ID.
+	// Name is the name of the strongest policy that sets a timeout. Without one
+	// it is "template NAME", the worker's ID, or "global".
 	Name            string             `json:"name"`
 	Enabled         bool               `json:"enabled"`
 	Timeout         idle.Duration      `json:"idle_timeout_seconds"`
@@ -132,16 +132,17 @@ type Resolved struct {
 
 	// ScheduleState is the schedule's state; absent without a schedule.
 	ScheduleState *ScheduleState `json:"standing,omitempty"`
-	// Overrides are those in force, oldest first.
+	// Overrides lists the overrides in force, oldest first.
 	Overrides []Override `json:"overrides"`
-	// KeptUntil and FrozenUntil are the latest ends of those kinds.
+	// KeptUntil and FrozenUntil are the latest ends of the overrides in force of
+	// kind Keep and Freeze.
 	KeptUntil   *time.Time `json:"kept_until,omitempty"`
 	FrozenUntil *time.Time `json:"frozen_until,omitempty"`
-	// Faults are rules that cannot be applied, such as a policy that does
-	// not exist.
+	// Faults lists rules that cannot be applied, for example because a named
+	// policy does not exist.
 	Faults []string `json:"faults,omitempty"`
-	// Applied is set if a user assigned a policy to the worker, so that its
-	// tags are written.
+	// Applied means that a user assigned a policy to the worker, so that its tags
+	// are written.
 	Applied bool `json:"applied"`
 
 	since time.Time // when its schedule was assigned
@@ -163,7 +164,7 @@ func (s *Set) Resolve(now time.Time, base Base, w *Subject) Resolved {
 	return r
 }
 
-// layer has the values that one rule sets.
+// layer contains the values that one rule sets.
 type layer struct {
 	Values
 	origin Origin
@@ -171,8 +172,8 @@ type layer struct {
 	since  time.Time // when the schedule was assigned
 }
 
-// stack returns the layers of w, strongest first. It puts faults and overrides
-// into r.
+// stack returns the layers of w, strongest first. It records faults and the
+// overrides in force in r.
 func (s *Set) stack(now time.Time, r *Resolved, w *Subject) []layer {
 	var out []layer // weakest first
 	for _, g := range s.Groups {
@@ -195,7 +196,7 @@ func (s *Set) stack(now time.Time, r *Resolved, w *Subject) []layer {
 	return out
 }
 
-// group adds the layers of a group.
+// group appends the layers of a group to to.
 func (s *Set) group(to []layer, r *Resolved, in string, g Group) []layer {
 	o := Origin{Layer: in, Name: g.Selector.String(), Policy: g.Policy}
 	to = s.named(to, r, g.Policy, o, g.ScheduleSince)
@@ -205,8 +206,8 @@ func (s *Set) group(to []layer, r *Resolved, in string, g Group) []layer {
 	return to
 }
 
-// named adds the layer of the policy of that name. A missing policy is recorded
-// as a fault and sets nothing.
+// named appends the layer of the policy with that name. A missing policy is
+// recorded as a fault and sets nothing.
 func (s *Set) named(to []layer, r *Resolved, name string, o Origin, since time.Time) []layer {
 	if name == "" {
 		return to
@@ -223,7 +224,7 @@ func (s *Set) named(to []layer, r *Resolved, name string, o Origin, since time.T
 	return append(to, layer{p.Values, o, name, since})
 }
 
-// override adds the layers of the overrides in force.
+// override appends the layers of the overrides in force.
 func (s *Set) override(to []layer, now time.Time, r *Resolved, w *Subject) []layer {
 	for _, o := range s.Overrides {
 		if !o.In(now) || !o.Selector.Matches(w) {
@@ -248,7 +249,7 @@ func (s *Set) override(to []layer, now time.Time, r *Resolved, w *Subject) []lay
 	return to
 }
 
-// stand evaluates the schedule, ignoring boundaries that overrides suppress.
+// stand evaluates the schedule. It ignores boundaries that overrides suppress.
 func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 	if r.Schedule == "" {
 		return
@@ -278,8 +279,8 @@ func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 var fields = []string{"enabled", "idle_timeout", "warn_before", "check_interval", "snooze", "pause_action", "activity_sources", "signals",
 	"thresholds", "accepted_risks", "shadow", "schedule", "force"}
 
-// pick returns the strongest value of a field, and its layer. It records the
-// origin. It returns nil if no layer sets the field.
+// pick returns the strongest value of a field and the layer that sets it, and
+// records the origin. It returns nil if no layer sets the field.
 func pick[T any](r *Resolved, from []layer, field string, get func(*Values) *T) (*T, *layer) {
 	v, l := layers.Strongest(from, func(l *layer) (*T, bool) { p := get(&l.Values); return p, p != nil })
 	if l != nil {
@@ -288,7 +289,7 @@ func pick[T any](r *Resolved, from []layer, field string, get func(*Values) *T) 
 	return v, l
 }
 
-// take applies the values that the layers set.
+// take sets the values of r from the layers.
 func (r *Resolved) take(from []layer) {
 	span := func(field string, to *idle.Duration, get func(*Values) *int) *layer {
 		m, l := pick(r, from, field, get)
@@ -343,7 +344,7 @@ func (r *Resolved) take(from []layer) {
 }
 
 // Idle converts r to the idle engine's policy. detection is the worker's own
-// switch.
+// switch for idle detection.
 func (r *Resolved) Idle(detection bool) idle.Policy {
 	return idle.Policy{
 		Name: r.Name, Timeout: r.Timeout, Snooze: r.Snooze, WarnBefore: r.WarnBefore, CheckInterval: r.CheckInterval,
@@ -351,8 +352,8 @@ func (r *Resolved) Idle(detection bool) idle.Policy {
 	}
 }
 
-// Guards returns the blocks that r puts on every automatic pause: a freeze and
-// a maintenance window.
+// Guards returns the blocks by which r prevents every automatic pause: a freeze,
+// and a maintenance window that is open.
 func (r *Resolved) Guards() []idle.Block {
 	var out []idle.Block
 	for _, o := range r.Overrides {

@@ -17,7 +17,8 @@ var base = policy.Base{Timeout: time.Hour, WarnBefore: 5 * time.Minute, CheckInt
 
 func minutes(n int) policy.Values { return policy.Values{IdleTimeoutMinutes: &n} }
 
-// The layers by strength: each row takes the strongest of the row before away.
+// TestPrecedence checks the order of the layers: each row removes the strongest
+// layer that is left, and the next one must take effect.
 func TestPrecedence(t *testing.T) {
 	now := at(t, "2026-06-05 12:00 UTC")
 	named := func(name string, n int) policy.Named { return policy.Named{Name: name, Values: minutes(n)} }
@@ -62,8 +63,8 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// A value comes from the strongest layer that says it, whatever the others
-// say, and its origin names that layer.
+// TestStrongestSays checks that a value is that of the strongest layer that sets
+// it, whatever the others set, and that its origin names that layer.
 func TestStrongestSays(t *testing.T) {
 	now := at(t, "2026-06-05 12:00 UTC")
 	rapid.Check(t, func(t *rapid.T) {
@@ -89,7 +90,8 @@ func TestStrongestSays(t *testing.T) {
 	})
 }
 
-// What each exception does to the word of a schedule.
+// TestOverrides checks how each kind of override changes the effect of a
+// schedule.
 func TestOverrides(t *testing.T) {
 	s := schedule(t, "UTC", "mon-fri 08:00-18:00", "sat 22:00-23:00")
 	s.Windows[1].Hold = true
@@ -113,8 +115,8 @@ func TestOverrides(t *testing.T) {
 		{at: "2026-06-01 19:00 UTC", started: "2026-06-01 08:01 UTC", pauses: true, stopped: "2026-05-31 12:00 UTC"},
 		{at: "2026-06-01 19:00 UTC", started: "2026-06-01 18:30 UTC", stopped: "2026-05-31 12:00 UTC"}, // started since it closed
 		{at: "2026-06-02 19:00 UTC", started: "2026-06-02 08:01 UTC", pauses: true, stopped: "2026-06-01 18:00 UTC", kept: true},
-		{at: "2026-06-03 19:00 UTC", started: "2026-06-03 08:01 UTC", stopped: "2026-06-02 18:00 UTC"}, // its closing is void
-		{at: "2026-06-04 02:00 UTC", started: "2026-06-03 08:01 UTC", stopped: "2026-06-02 18:00 UTC"}, // and is not made up for
+		{at: "2026-06-03 19:00 UTC", started: "2026-06-03 08:01 UTC", stopped: "2026-06-02 18:00 UTC"}, // the skip suppresses the schedule's closing
+		{at: "2026-06-04 02:00 UTC", started: "2026-06-03 08:01 UTC", stopped: "2026-06-02 18:00 UTC"}, // and the closing does not take effect afterwards
 		{at: "2026-06-04 18:01 UTC", started: "2026-06-03 08:01 UTC", pauses: true, stopped: "2026-06-02 18:00 UTC"},
 		{at: "2026-06-05 08:30 UTC", started: "2026-06-05 08:01 UTC", stopped: "2026-06-04 18:00 UTC", starts: true, blocks: 1},
 		{at: "2026-06-05 09:00 UTC", started: "2026-06-05 08:01 UTC", stopped: "2026-06-04 18:00 UTC", starts: true},
@@ -138,8 +140,9 @@ func TestOverrides(t *testing.T) {
 	}
 }
 
-// No period of a budget contains more actions than its limit, and a caller that
-// asks again at the given time is served.
+// TestBudgetNeverExceeded checks that no period contains more actions than the
+// limit of a budget, and that an action is allowed at the time that a block
+// announces.
 func TestBudgetNeverExceeded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := policy.Budget{Name: "b", For: rapid.SampledFrom([]string{policy.Stops, policy.Starts}).Draw(t, "for"),

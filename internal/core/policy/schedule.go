@@ -14,23 +14,24 @@ import (
 )
 
 // DefaultGrace is how long a worker must be quiet outside its hours before its
-// schedule pauses it, unless the schedule sets GraceMinutes.
+// schedule pauses it, if the schedule does not set GraceMinutes.
 const DefaultGrace = 15 * time.Minute
 
 // Window is an interval of the week, or of one date, in which a schedule is
 // open.
 type Window struct {
 	Name string    `json:"name,omitempty"`
-	Days when.Days `json:"days,omitempty"` // on which it begins; empty with Date
-	Date string    `json:"date,omitempty"` // the only day on which it begins, as in 2026-12-24
-	// From and To are wall clock times in the schedule's zone. If To is not
-	// after From, it is on the next day.
+	Days when.Days `json:"days,omitempty"` // days on which it begins; empty with Date
+	Date string    `json:"date,omitempty"` // the only day on which it begins, such as 2026-12-24
+	// From and To are wall clock times in the schedule's zone. If To is not after
+	// From, it is a time of the next day.
 	From when.Clock `json:"from" pattern:"^(([01]?[0-9]|2[0-3]):[0-5][0-9]|24:00)$"`
 	To   when.Clock `json:"to" pattern:"^(([01]?[0-9]|2[0-3]):[0-5][0-9]|24:00)$"`
 	// Hold marks a maintenance window: no idle pause happens while it is
 	// open.
 	Hold bool `json:"hold,omitempty"`
-	// OnHolidays opens it on holidays too. A window with a date always is.
+	// OnHolidays makes the window open on holidays too. A window with a date
+	// always does.
 	OnHolidays bool `json:"on_holidays,omitempty"`
 }
 
@@ -96,13 +97,14 @@ type Schedule struct {
 	// Holidays are days on which no window begins: 2026-12-25, or 12-25 for
 	// every year.
 	Holidays []string `json:"holidays,omitempty"`
-	// Start resumes workers when it opens. Otherwise it only pauses.
+	// Start makes the schedule resume workers when it opens. Otherwise it only
+	// pauses them.
 	Start bool `json:"start,omitempty"`
 	// GraceMinutes is how long a worker must be quiet outside its hours
 	// before it is paused; nil means 15.
 	GraceMinutes *int `json:"grace_minutes,omitempty"`
-	// ChangedAt is when its hours last changed. The change first applies at
-	// the next boundary.
+	// ChangedAt is when the schedule's hours last changed. A change takes effect
+	// at the next boundary.
 	ChangedAt time.Time `json:"changed_at,omitzero"`
 
 	Stamp
@@ -157,7 +159,8 @@ func (s Schedule) SameHours(o Schedule) bool {
 	return s.Zone == o.Zone && slices.Equal(s.Windows, o.Windows) && slices.Equal(s.Holidays, o.Holidays)
 }
 
-// parseHoliday parses a date, or one of every year (with year 0).
+// parseHoliday parses a date, or a month and day that repeat every year. For the
+// latter it returns year 0.
 func parseHoliday(text string) (when.Date, error) {
 	if d, err := when.ParseDate(text); err == nil {
 		return d, nil
@@ -172,8 +175,9 @@ func parseHoliday(text string) (when.Date, error) {
 	return when.Date{}, fmt.Errorf("%.20q is no day: want 2026-12-25, or 12-25 for every year", text)
 }
 
-// Span is an interval in which a schedule is open: From is inside, To is not.
-// A zero time means further away than any schedule is evaluated.
+// Span is an interval in which a schedule is open, from From up to but not
+// including To. A zero time means that the span continues further than schedules
+// are evaluated.
 type Span struct {
 	From time.Time `json:"from,omitzero"`
 	To   time.Time `json:"to,omitzero"`
@@ -192,18 +196,19 @@ type hours struct {
 	dated    map[when.Date][]Window
 	holidays map[when.Date]bool
 	yearly   bool // some holiday repeats every year
-	// early and late are the first and last dates named; zero if none.
+	// early and late are the first and last dates that the schedule names; zero
+	// if it names none.
 	early, late when.Date
 
-	// Boundaries and open spans near a moment, cached for the many workers
-	// that share a schedule.
+	// The boundaries and open spans near a moment, cached because many workers
+	// share a schedule.
 	mu         sync.Mutex
 	center     time.Time
 	edges      []Boundary
 	open, hold []Span
 }
 
-// hours parses s, once for all copies of a prepared schedule.
+// hours parses s. The copies of a prepared schedule share the result.
 func (s *Schedule) hours() (*hours, error) {
 	if s.read != nil {
 		return s.read, nil
@@ -253,8 +258,8 @@ func (h *hours) holiday(d when.Date) bool {
 	return h.holidays[d] || h.yearly && h.holidays[when.Date{Month: d.Month, Day: d.Day}]
 }
 
-// on returns the windows that begin on d, each as the span of all moments at
-// which the wall clock shows a time in it.
+// on returns the spans of the windows that begin on d. The span of a window
+// contains all moments at which the wall clock shows a time in the window.
 func (h *hours) on(d when.Date, only func(Window) bool) []Span {
 	var out []Span
 	add := func(w Window) {
@@ -301,26 +306,27 @@ func (h *hours) spans(t time.Time, days int, only func(Window) bool) []Span {
 	return out
 }
 
-// reaches are the search radii, in days, for boundaries. The last one includes
-// a leap day.
+// reaches are how many days around a moment boundaries are searched for, in
+// successive attempts. The last one always includes a leap day.
 var reaches = []int{near, 60, 400, 3000}
 
-// near suffices for every schedule that repeats weekly. Results computed for a
-// moment are reused up to slack away from it.
+// near is enough days for every schedule that repeats weekly. Results computed
+// for a moment are reused for moments up to slack away.
 const (
 	near  = 16
 	slack = 3 * 24 * time.Hour
 )
 
-// complete reports whether the days around t show everything the schedule ever
-// does: every date it names lies well within them.
+// complete reports whether the given number of days around t show everything that
+// the schedule ever does: every date that it names lies well within them.
 func (h *hours) complete(t time.Time, days int) bool {
 	middle := when.DateOf(t.In(h.loc))
 	return !h.yearly && (h.early == (when.Date{}) ||
 		h.early.String() > middle.Add(near-days).String() && h.late.String() < middle.Add(days-near).String())
 }
 
-// around returns the last boundary up to t and the first after it, nil if none.
+// around returns the last boundary at or before t and the first after it; nil if
+// there is none.
 func (h *hours) around(t time.Time) (last, next *Boundary) {
 	for _, days := range reaches {
 		last, next = nil, nil
@@ -338,8 +344,8 @@ func (h *hours) around(t time.Time) (last, next *Boundary) {
 	return last, next
 }
 
-// boundaries returns those within days of t, without the outermost days, for
-// which earlier spans are unknown.
+// boundaries returns the boundaries within days of t. It omits the outermost
+// days, on which spans that began earlier are not known.
 func (h *hours) boundaries(t time.Time, days int) []Boundary {
 	if days == near {
 		edges, _, _ := h.nearby(t)
@@ -417,16 +423,16 @@ type ScheduleState struct {
 	Schedule string `json:"schedule"`
 	Zone     string `json:"zone"`
 	Open     bool   `json:"open"`
-	// Last is the boundary in effect: the last one that no override
-	// suppresses and that came after the schedule was assigned. Nil if there
-	// has been none.
+	// Last is the boundary in effect: the last one that no override suppresses
+	// and that came after the schedule was assigned. It is nil if there has been
+	// none.
 	Last *Boundary `json:"last,omitempty"`
-	// Next is the next effective boundary, NextClose the next that closes,
-	// NextOpen the next that opens.
+	// Next is the next boundary that no override suppresses. NextClose is the
+	// next such one that closes the schedule, NextOpen the next that opens it.
 	Next      *Boundary  `json:"next,omitempty"`
 	NextClose *time.Time `json:"next_close"`
 	NextOpen  *time.Time `json:"next_open"`
-	// HeldUntil is the end of the maintenance window open now.
+	// HeldUntil is the end of the maintenance window that is open now.
 	HeldUntil *time.Time `json:"held_until,omitempty"`
 	Start     bool       `json:"start"`
 	Force     bool       `json:"force"`
@@ -481,37 +487,38 @@ func (s *Schedule) State(now, since time.Time, void func(time.Time) bool) (Sched
 	return out, nil
 }
 
-// Pauses reports whether the schedule wants a worker paused that was last
-// started at the given time, that is, whether it has closed since.
+// Pauses reports whether the schedule wants a worker paused that was last started
+// at the given time: whether it has closed since.
 func (s *ScheduleState) Pauses(started time.Time) bool {
 	return s.Last != nil && !s.Last.Opens && started.Before(s.Last.At)
 }
 
 // Starts reports whether the schedule wants a worker started that was last
-// stopped at the given time, that is, whether it has opened since and is open.
+// stopped at the given time: whether it has opened since and is still open.
 func (s *ScheduleState) Starts(stopped time.Time) bool {
 	return s.Start && s.Open && s.Last != nil && s.Last.Opens && stopped.Before(s.Last.At)
 }
 
-// ScheduleName is the prefix of the policy name for closed hours.
+// ScheduleName is the prefix of the name of the policy that applies in closed
+// hours.
 const ScheduleName = "schedule "
 
-// OffHours returns the policy and evidence by which the schedule pauses a
-// worker in closed hours: after its grace or, with force, regardless of
-// readings.
+// OffHours returns the policy and evidence by which the schedule pauses a worker
+// in closed hours. The worker must be quiet for the schedule's grace or, with
+// force, is paused regardless of readings.
 func (s *ScheduleState) OffHours(p idle.Policy, e idle.Evidence) (idle.Policy, idle.Evidence) {
 	p.Name, p.Detection, p.AutoPause = ScheduleName+s.Schedule, true, true
 	p.Timeout = min(p.Timeout, idle.Duration(s.Grace*float64(time.Minute)))
 	if s.Force {
-		// Only the warning delays the pause, and the engine grants it half of
-		// the timeout.
+		// Only the warning delays the pause. The timeout is twice the warning,
+		// because the engine warns at most half of the timeout ahead.
 		p.Timeout, p.Signals = max(2*p.WarnBefore, idle.Duration(time.Second)), []string{}
 		e.LastActivityAt, e.Connections = time.Time{}, 0
 	}
 	return p, e
 }
 
-// Describe returns the standing as a sentence.
+// Describe returns the schedule's state as a sentence.
 func (s *ScheduleState) Describe() string {
 	state := "closed"
 	if s.Open {

@@ -32,7 +32,8 @@ func schedule(t testing.TB, zone string, windows ...string) policy.Schedule {
 	return s
 }
 
-// Each row walks a schedule from a moment on; an odd boundary opens.
+// TestBoundaries checks the boundaries of schedules after a moment, and that each
+// of them opens or closes. The first one's leading - has no meaning.
 func TestBoundaries(t *testing.T) {
 	for _, c := range []struct {
 		name, zone string
@@ -117,14 +118,14 @@ func TestBoundaries(t *testing.T) {
 var zones = []string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "Asia/Kathmandu", "America/St_Johns",
 	"Pacific/Apia", "Africa/Casablanca", "America/Sao_Paulo", "Pacific/Chatham", "Asia/Tehran", "Europe/Dublin", "Antarctica/Troll"}
 
-// moment is the reading of a wall clock.
+// moment is a time and the reading of a wall clock at that time.
 type moment struct {
 	at, wall int64 // Unix seconds, and the same of the local time read as UTC
 }
 
-// hulls computes the meaning of a schedule independently: for each window and
-// day, the period from the first moment at which the wall clock shows a time in
-// the window to the end of the last such moment.
+// hulls computes the open times of a schedule independently. For each window and
+// day, it is the period from the first moment at which the wall clock shows a
+// time in the window to the end of the last such moment.
 func hulls(s *policy.Schedule, walk []moment, step int64) [][2]int64 {
 	var out [][2]int64
 	first, last := time.Unix(walk[0].wall, 0).UTC(), time.Unix(walk[len(walk)-1].wall, 0).UTC()
@@ -156,9 +157,9 @@ func hulls(s *policy.Schedule, walk []moment, step int64) [][2]int64 {
 	return out
 }
 
-// The boundaries of any schedule are those that a walk over the wall clock in
-// steps of a quarter of an hour finds, around every change of the zone's
-// offset and anywhere else.
+// TestBoundariesOracle checks the open times and boundaries of random schedules
+// against a walk over the wall clock in steps of a quarter of an hour, at changes
+// of the zone's offset and elsewhere.
 func TestBoundariesOracle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		zone := rapid.SampledFrom(zones).Draw(t, "zone")

@@ -1,6 +1,6 @@
 package power
 
-// EC2 is an instance state as EC2 names it.
+// EC2 is the state of an EC2 instance, as EC2 names it.
 type EC2 string
 
 // The instance states that EC2 documents.
@@ -13,21 +13,20 @@ const (
 	EC2Terminated   EC2 = "terminated"
 )
 
-// Observation is one reading of an instance's state in EC2. A "no such
-// instance" answer is not an observation: the caller passes EC2Terminated only
-// after confirming it twice, in the right region and account.
+// Observation is one reading of an instance's state in EC2. The answer that no
+// such instance exists is not an observation: the caller passes EC2Terminated
+// only after confirming it twice, in the right region and account.
 type Observation struct {
 	State     EC2  // empty if the state could not be read; Observe then changes nothing
 	Changed   bool // State differs from the last one recorded
 	Addressed bool // the worker's address is confirmed
 }
 
-// Observe returns a worker's status after an observation. Every change it
-// makes is a transition of WorkerTable that is open to Observed. Three rules
-// refine the plain mapping: a start always passes through STARTING, a call of
-// lull's own that has not taken effect yet is left to its deadline, and a
-// FAILED worker changes only when EC2's state changed, so it is never retried
-// automatically.
+// Observe returns the status of a worker after an observation. Every change is a
+// transition of WorkerTable that is open to Observed. Three rules refine the
+// plain mapping. A start always passes through STARTING. A call by lull that has
+// not taken effect yet is left to its deadline. A FAILED worker changes only if
+// EC2's state has changed, so that it is never retried automatically.
 func Observe(w Worker, o Observation) Worker {
 	switch {
 	case o.State == "", w == WorkerPending, w == WorkerTerminated:

@@ -25,8 +25,8 @@ const (
 	Stopping   Instance = "stopping"
 )
 
-// Asleep reports whether s is a state from which a connection wakes the
-// instance without starting its program anew.
+// Asleep reports whether s is a state from which a connection wakes the instance
+// without starting its program again.
 func (s Instance) Asleep() bool { return s == Paused || s == Reclaimed || s == Hibernated }
 
 const hostOwner = "host daemon, the instance's only owner"
@@ -95,11 +95,11 @@ type Capabilities struct {
 	Hibernate       bool `json:"hibernate"`         // can save a paused instance to disk
 	WakeFromStopped bool `json:"wake_from_stopped"` // can keep a port open while nothing runs
 	ExecInside      bool `json:"exec_inside"`       // can run a command inside the instance
-	Heartbeat       bool `json:"heartbeat"`         // a guest agent reports activity
+	Heartbeat       bool `json:"heartbeat"`         // has a guest agent that reports activity
 	Image           bool `json:"image"`             // has its own root file system; the host's paths and environment do not apply
 	Network         bool `json:"network"`           // has its own network; clients reach it only through the relay
 	Limits          bool `json:"limits"`            // can limit memory and CPUs
-	Shared          bool `json:"shared"`            // others (such as Docker users) may start, pause and stop its instances
+	Shared          bool `json:"shared"`            // other programs or users (such as Docker's) may start, pause and stop its instances
 	Workspace       bool `json:"workspace"`         // can share a host directory with the instance
 }
 

@@ -35,7 +35,7 @@ func TestReferenceIsFresh(t *testing.T) {
 func TestInstanceTable(t *testing.T) { checkTable(t, InstanceTable) }
 func TestWorkerTable(t *testing.T)   { checkTable(t, WorkerTable) }
 
-// checkTable checks the properties that the package guarantees of every table.
+// checkTable checks the properties that every table must have.
 func checkTable[S ~string](t *testing.T, tab *Table[S]) {
 	seen := map[S]bool{}
 	for _, s := range tab.States {
@@ -79,7 +79,7 @@ func checkTable[S ~string](t *testing.T, tab *Table[S]) {
 			t.Errorf("%s cannot be reached", s)
 		}
 		rests := false
-		// Deadlines alone must suffice.
+		// The deadlines alone must lead to a resting or final state.
 		for to := range reach(tab, []S{s}, []Cause{Timeout}) {
 			row, _ := tab.State(to)
 			rests = rests || row.Kind != Transitional
@@ -109,7 +109,8 @@ func reach[S ~string](tab *Table[S], from []S, causes []Cause) map[S]bool {
 	return seen
 }
 
-// TestInstanceLegality spells out the whole matrix: what it omits is illegal.
+// TestInstanceLegality checks every pair of states against a complete list of the
+// legal transitions.
 func TestInstanceLegality(t *testing.T) {
 	want := map[Instance]string{
 		Stopped:    "starting",
@@ -188,7 +189,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// checkCause is Check for a transition that must also be open to a cause.
+// checkCause is Table.Check, and also requires that the transition is open to
+// cause.
 func checkCause[S ~string](t *Table[S], from, to S, cause Cause) error {
 	if err := t.Check(from, to); err != nil {
 		return err
@@ -226,7 +228,8 @@ func TestVerbsAreCommands(t *testing.T) {
 // allEC2 includes a state that EC2 does not document and a failed reading.
 var allEC2 = []EC2{EC2Pending, EC2Running, EC2Stopping, EC2Stopped, EC2ShuttingDown, EC2Terminated, "rebooting", ""}
 
-// TestObserveIsLegal tries every observation on every status.
+// TestObserveIsLegal makes every observation on every status, and checks that
+// each change is a legal transition.
 func TestObserveIsLegal(t *testing.T) {
 	observed := map[[2]Worker]bool{}
 	for _, w := range WorkerTable.All() {
@@ -283,8 +286,9 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// TestWorkerSequences shows that no sequence of verbs, observations and expired
-// deadlines leaves the table, and that deadlines alone bring it to rest.
+// TestWorkerSequences checks that no sequence of verbs, observations and expired
+// deadlines leaves the table, and that deadlines alone lead to a state that may
+// last.
 func TestWorkerSequences(t *testing.T) {
 	all := []Verb{VerbStart, VerbStop, VerbDrain, VerbCancelDrain, VerbTerminate, VerbRelaunch}
 	rapid.Check(t, func(r *rapid.T) {
@@ -355,7 +359,8 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// TestMermaid checks that every line has one of the forms Mermaid accepts.
+// TestMermaid checks that every line of the diagram has one of the forms that
+// Mermaid accepts.
 func TestMermaid(t *testing.T) {
 	line := regexp.MustCompile(`^(stateDiagram-v2|    (\[\*\]|[A-Za-z]+) --> (\[\*\]|[A-Za-z]+)(: [a-z, ]+)?|    classDef .*|    class [A-Za-z]+ passing)$`)
 	for _, text := range []string{InstanceTable.Mermaid(), WorkerTable.Mermaid()} {

@@ -13,12 +13,12 @@ const (
 	ReasonScaleDown   Reason = "scale_down"
 )
 
-// Automatic reports whether lull itself decided that, so that the pause counts
-// in auto_pause_count.
+// Automatic reports whether lull itself decided the pause, so that it counts in
+// auto_pause_count.
 func (r Reason) Automatic() bool {
 	return r == ReasonIdleTimeout || r == ReasonSchedule || r == ReasonTTL || r == ReasonScaleDown
 }
 
-// ByIdleness reports whether the pause is based on readings, which are then
-// read again right before the call.
+// ByIdleness reports whether the pause is based on readings. They are then read
+// again right before the call.
 func (r Reason) ByIdleness() bool { return r == ReasonIdleTimeout || r == ReasonScaleDown }

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Cause is the kind of event that triggers a transition. The set is closed;
-// APIs add details in a separate sentence.
+// Cause is the kind of event that triggers a transition. The set is closed; APIs
+// add details in a separate sentence.
 type Cause string
 
 // The causes. For instances, Idle, Wake and Ladder are lull's own decisions,
@@ -38,9 +38,9 @@ const (
 
 // Deadline limits how long a transitional state may last.
 type Deadline[S ~string] struct {
-	Name   string // name of the setting or limit
-	Owner  string // who enforces it
-	Repair string // the owner's action when it passes, for display
+	Name   string // the setting or limit, by name
+	Owner  string // who enforces the deadline
+	Repair string // what the owner does when the deadline passes, for display
 	To     []S    // states the repair may lead to, each a legal transition with cause Timeout
 }
 
@@ -98,7 +98,7 @@ func (t *Table[S]) Check(from, to S) error {
 	return e
 }
 
-// Find returns the transition from one state to another, and false if there is
+// Find returns the transition from one state to another. ok is false if there is
 // none.
 func (t *Table[S]) Find(from, to S) (Transition[S], bool) {
 	for _, tr := range t.Transitions {
@@ -135,7 +135,7 @@ func (t *Table[S]) Has(s S) bool {
 	return ok
 }
 
-// State returns the row of s, and false if s is not in the table.
+// State returns the row of s. ok is false if s is not in the table.
 func (t *Table[S]) State(s S) (State[S], bool) {
 	for _, row := range t.States {
 		if row.Name == s {

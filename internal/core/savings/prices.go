@@ -25,7 +25,7 @@ const hoursInMonth = 730
 
 // Price is one published price.
 type Price struct {
-	USD  float64   `json:"usd"` // an hour of an instance; a GB-month of storage
+	USD  float64   `json:"usd"` // per hour of an instance, or per GB-month of storage
 	AsOf time.Time `json:"as_of"`
 }
 
@@ -35,7 +35,7 @@ const (
 	Storage  = "storage"
 )
 
-// MaxUSD is the bound that every price is below.
+// MaxUSD is an upper bound for prices; a price at or above it is invalid.
 const MaxUSD = 10_000
 
 // Key identifies a price: its kind, region, and instance or volume type.
@@ -50,10 +50,11 @@ func (k Key) Region() string { return k[1] }
 // Name returns the instance type or the volume type.
 func (k Key) Name() string { return k[2] }
 
-// Prices maps what is paid for to its price.
+// Prices maps what is billed to its price.
 type Prices map[Key]Price
 
-// With returns p with the prices of newer, which win.
+// With returns the prices of p and newer. For a key in both, the price of newer
+// is used.
 func (p Prices) With(newer Prices) Prices {
 	out := maps.Clone(p)
 	maps.Copy(out, newer)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Partial reports whether some avoided hours have no known price, so that the
-// known amount is a lower bound.
+// Partial reports whether the price of some avoided hours is unknown, so that the
+// sum is only a lower bound.
 func (s Sum) Partial() bool { return s.UnpricedHours > 0 || s.UnknownStorageHours > 0 }
 
 // Volume is storage that is billed whether or not its worker runs.
@@ -33,21 +33,22 @@ type Sum struct {
 	RunningHours float64 `json:"running_hours"`
 	AvoidedHours float64 `json:"avoided_hours" doc:"Stopped by lull"`
 	OtherHours   float64 `json:"other_stopped_hours" doc:"Stopped by users or outside lull; not counted as saved"`
-	// ComputeSaved prices the avoided hours, except UnpricedHours. Null if no
-	// avoided hour has a price.
+	// ComputeSaved is the price of the avoided hours, except UnpricedHours. It is
+	// null if no avoided hour has a known price.
 	ComputeSaved  *float64 `json:"compute_saved_usd"`
 	UnpricedHours float64  `json:"unpriced_hours"`
-	// StoragePaid is the storage cost of those hours, except
-	// UnknownStorageHours, whose volume size or price is unknown.
+	// StoragePaid is the storage cost of the avoided hours, except
+	// UnknownStorageHours, for which a volume's size or price is unknown.
 	StoragePaid         *float64 `json:"storage_paid_usd"`
 	UnknownStorageHours float64  `json:"unknown_storage_hours"`
-	// Saved is compute minus storage over the hours for which both are known,
-	// a lower bound if UnpricedHours or UnknownStorageHours is above 0. Null if
-	// there are no such hours.
+	// Saved is ComputeSaved minus StoragePaid over the hours for which both are
+	// known. It is a lower bound if UnpricedHours or UnknownStorageHours is above
+	// 0, and null if there are no such hours.
 	Saved *float64 `json:"saved_usd"`
 }
 
-// Group sums uses by key, largest avoided hours first, and in total.
+// Group sums uses by key, and in total. The groups are ordered by avoided hours,
+// largest first.
 func (p Prices) Group(uses []Use, key func(Use) (key, name string)) (groups []Sum, total Sum) {
 	byKey := map[string]*Sum{}
 	total = Sum{Key: "total"}
@@ -73,7 +74,7 @@ func (p Prices) Group(uses []Use, key func(Use) (key, name string)) (groups []Su
 	return groups, total
 }
 
-// MissingPrice is a row that the price table lacks.
+// MissingPrice is a price that uses need and the table lacks.
 type MissingPrice struct {
 	Kind    string  `json:"kind" enum:"instance,storage"`
 	Region  string  `json:"aws_region"`
@@ -82,9 +83,9 @@ type MissingPrice struct {
 	Hours   float64 `json:"avoided_hours" doc:"Avoided hours of those workers"`
 }
 
-// Missing returns the prices that the uses need and that p lacks, those with the
-// most avoided hours first. It is empty, not nil, if there are none. Types and
-// volumes that EC2 has not reported are not among them.
+// Missing returns the prices that the uses need and p lacks, in the order of
+// avoided hours, most first. It is empty, not nil, if there are none. Types and
+// volumes that EC2 has not reported are not included.
 func (p Prices) Missing(uses []Use) []MissingPrice {
 	sums, workers := map[Key]float64{}, map[Key]map[string]bool{}
 	for _, u := range uses {

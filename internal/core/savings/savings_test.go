@@ -55,8 +55,8 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-// TestMissing checks that prices missing from the table are listed once, with
-// their workers and hours, and that known prices and unreported types are not
+// TestMissing checks that each price missing from the table is listed once, with
+// its workers and hours, and that known prices and unreported types are not
 // listed.
 func TestMissing(t *testing.T) {
 	p, err := savings.Published()

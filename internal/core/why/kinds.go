@@ -2,15 +2,15 @@ package why
 
 import "lull/internal/core/idle"
 
-// Kind is a kind of fact or remedy: its code in the API, and its sentence. The
-// sentence has {by} and {at} for the actor and the time, and a verb of fmt for
-// each further detail.
+// Kind is a kind of fact or remedy: its code in the API, and its sentence. In the
+// sentence, {by} and {at} stand for the actor and the time, and there is one fmt
+// verb for each further detail.
 type Kind struct {
 	Code idle.Code
 	text string
 }
 
-// What holds of an object that runs.
+// Facts about a running object.
 var (
 	Expires     = Kind{"expiry", "%s"}
 	AboutTo     = Kind{"about_to_pause", "It has been idle for %s and is about to be %s."}
@@ -28,7 +28,7 @@ var (
 	Misset      = Kind{"misset", "Its settings conflict with the host's: %s."}
 )
 
-// What brought an object into the state it has or had.
+// Facts about how an object came into its state.
 var (
 	InState     = Kind{"in_state", "It has been %s since {at}: %s."}
 	WasInState  = Kind{"was_in_state", "It was %s at {at}."}
@@ -69,7 +69,7 @@ var (
 	LastReason   = Kind{"last_report", "%s."}
 )
 
-// What would change the state of an object.
+// Remedies: what would change the state of an object.
 var (
 	Prolong     = Kind{"expiry", "to move its expiry: %s"}
 	Stay        = Kind{"stay", "to keep it running past {at}: use it, hold a lease, or: %s"}

@@ -1,6 +1,6 @@
-// Package why composes the answer to "why does it run" and "why was it stopped",
-// for workers, instances and agents, now and at a past time. Callers add facts
-// and remedies; the sentences are here, in one table.
+// Package why composes the answers to "why is it running" and "why was it
+// stopped", for workers, instances and agents, now and at a past time. Callers
+// add facts and remedies; the sentences are here, in one table.
 package why
 
 import (
@@ -26,7 +26,7 @@ type Account struct {
 	Answer   string    `json:"answer" doc:"The sentences of the facts"`
 	Facts    []Fact    `json:"facts" doc:"What the answer says, sentence by sentence"`
 
-	// Expiry is when its TTL ends; absent without a TTL.
+	// Expiry describes when the object's TTL expires; absent without a TTL.
 	Expiry  *Expiry           `json:"expiry,omitempty" doc:"When the ttl_deadline takes effect, even if it is in use; a snooze does not delay it"`
 	Verdict *idle.Verdict     `json:"verdict,omitempty" doc:"Absent if nothing is known"`
 	Policy  *idle.Policy      `json:"policy,omitempty"`
@@ -34,14 +34,14 @@ type Account struct {
 	Leases  []idle.Lease      `json:"leases" doc:"Held at that time"`
 	Paused  *evidence.Turn    `json:"paused,omitempty" doc:"The last pause before that time"`
 	Resumed *evidence.Turn    `json:"resumed,omitempty" doc:"The last resume before that time"`
-	// Change lists the changes after which it would be paused, or would keep
-	// running.
+	// Change lists the changes after which the object would be paused, or would
+	// keep running.
 	Change   []string           `json:"change" doc:"The sentences of the remedies"`
 	Remedies []Fact             `json:"remedies" doc:"What would change that"`
 	Checked  *evidence.Checked  `json:"checked,omitempty" doc:"The recorded check it is based on; absent if it was evaluated just now"`
 	Missing  []evidence.Missing `json:"missing,omitempty" doc:"Periods around that time without records"`
 
-	Prolong string `json:"-"` // how its expiry is moved; empty if the account has none
+	Prolong string `json:"-"` // how to postpone its expiry, for the remedy; empty for none
 }
 
 // The kinds of objects.
@@ -59,7 +59,7 @@ type Fact struct {
 	By       string     `json:"by,omitempty" doc:"Who caused it"`
 }
 
-// fact renders a kind. A zero at leaves the time out.
+// fact returns a fact of kind k with its sentence. A zero at omits the time.
 func (k Kind) fact(at time.Time, by string, details ...any) Fact {
 	f := Fact{Code: k.Code, By: by}
 	text := k.text
@@ -76,13 +76,13 @@ func (k Kind) fact(at time.Time, by string, details ...any) Fact {
 	return f
 }
 
-// Ask makes the account one of another question, without an answer yet.
+// Ask makes a the account of another question and clears its answer.
 func (a *Account) Ask(question string) *Account {
 	a.Question, a.Answer, a.Facts = question, "", []Fact{}
 	return a
 }
 
-// Add appends a fact to the answer. at may be zero, and by empty.
+// Add appends a fact to the answer. at may be zero and by may be empty.
 func (a *Account) Add(k Kind, at time.Time, by string, details ...any) *Account {
 	return a.add(k.fact(at, by, details...))
 }
@@ -124,7 +124,8 @@ func (a *Account) advise(f Fact) {
 // NoRemedy removes every remedy.
 func (a *Account) NoRemedy() { a.Remedies, a.Change = []Fact{}, []string{} }
 
-// Because returns a reason after a colon; empty for none.
+// Because returns reason after a colon, to be appended to a sentence; "" if
+// reason is empty.
 func Because(reason string) string {
 	if reason == "" {
 		return ""
@@ -136,11 +137,11 @@ func Because(reason string) string {
 type Expiry struct {
 	At     time.Time `json:"at" doc:"When it takes effect: at the deadline, or later because of a warning or a halt"`
 	Action string    `json:"action" enum:"stop,terminate"`
-	// Deadline is the time set by a user or a tag.
+	// Deadline is the time that a user or a tag set.
 	Deadline time.Time `json:"deadline"`
 	WarnAt   time.Time `json:"warn_at" doc:"When users are, or were, warned"`
 	Warned   bool      `json:"warned" doc:"The warning has been sent"`
-	// HaltedUntil is the end of the halt that delays it.
+	// HaltedUntil is the end of a halt that delays the expiry.
 	HaltedUntil *time.Time `json:"halted_until,omitempty"`
 }
 
@@ -165,15 +166,15 @@ func (x *Expiry) Sentence(now time.Time) string {
 	return s + ", even if it is in use; no snooze prevents that."
 }
 
-// Before reports whether it expires before a pause; a nil pause has no known
-// time.
+// Before reports whether the object expires before its pause. A nil pause means
+// that its time is unknown.
 func (x *Expiry) Before(pause *time.Time) bool {
 	return x != nil && (pause == nil || !pause.Before(x.At))
 }
 
-// Explain fills in the account of an object from a decision as of at. It phrases
-// question and answer for a running object; callers that know better ask
-// another question.
+// Explain fills in the account of an object from a decision as of a.At. Question
+// and answer are those for a running object; callers that know better ask another
+// question.
 func Explain(a Account, d evidence.Decision) Account {
 	v, p := d.Verdict, d.Policy
 	a.Verdict, a.Policy, a.Leases = &v, &p, []idle.Lease{}
@@ -191,7 +192,7 @@ func Explain(a Account, d evidence.Decision) Account {
 		a.Advise(Prolong, a.Prolong)
 	}
 	for _, b := range v.Blocks {
-		if p.Detection || b.Code != idle.NotIdleYet && b.Code != idle.RecentActivity { // an object that never pauses for idleness has no end
+		if p.Detection || b.Code != idle.NotIdleYet && b.Code != idle.RecentActivity { // without detection, waiting longer does not lead to a pause
 			a.advise(a.end(b, d.Evidence.Readings))
 		}
 	}
@@ -204,15 +205,16 @@ func Explain(a Account, d evidence.Decision) Account {
 // participles are the past participles of the actions.
 var participles = map[string]string{"stop": "stopped", "hibernate": "hibernated", "drain": "drained", "terminate": "terminated"}
 
-// Running answers why an object runs from a verdict: by every block, or, for a
-// worker, by the strongest; now is the time it answers for. What comes first, the expiry or the pause, is named.
+// Running answers why an object is running at now. An instance's account lists
+// every block of the verdict, a worker's only the strongest. The earlier of
+// expiry and pause is added.
 func (a Account) Running(v idle.Verdict, now time.Time) Account {
 	a.Ask("why is it running")
 	target := v.TargetPauseAt
 	first := a.Expiry != nil && len(v.Blocks) > 0 && a.Expiry.Before(target)
 	if first {
 		a.Add(Expires, a.Expiry.At, "", a.Expiry.Sentence(now))
-		target = nil // that pause will not happen
+		target = nil // the object expires before that pause
 	}
 	blocks := v.Blocks
 	if a.Kind == KindWorker && len(blocks) > 0 {
@@ -238,7 +240,8 @@ func (a Account) Running(v idle.Verdict, now time.Time) Account {
 	return a
 }
 
-// Past fills in the account of an object at a past time from its records.
+// Past fills in the account of an object at a past time from its records around
+// that time.
 func Past(a Account, c evidence.Recall) Account {
 	a.Signals, a.Leases = []evidence.Signal{}, []idle.Lease{}
 	a.NoRemedy()
@@ -263,8 +266,8 @@ func Past(a Account, c evidence.Recall) Account {
 	return a
 }
 
-// Down explains why an object was not running at the time of the account, by
-// the transition that led there; nil if it is unknown.
+// Down explains why an object was not running at the time of the account, by the
+// transition that led there. turn is nil if that is unknown.
 func (a *Account) Down(turn *evidence.Turn) {
 	a.NoRemedy()
 	a.Ask("why was it "+a.State).Add(WasInState, a.At, "", a.State)
@@ -273,10 +276,11 @@ func (a *Account) Down(turn *evidence.Turn) {
 	}
 }
 
-// Strongest returns the block that would keep a worker up if all others ended:
-// first what is switched off, then what is unknown, then what has no known end,
-// then what ends last. A budget says nothing about use, so another block exists
-// then. blocks must not be empty.
+// Strongest returns the block that would keep a worker running if all others
+// ended. Blocks rank in this order: something is switched off, something is
+// unknown, no known end, the latest end. If use alone keeps the worker running,
+// budget blocks are ignored, because they say nothing about use. blocks must not be
+// empty.
 func Strongest(blocks []idle.Block) idle.Block {
 	if (idle.Verdict{Blocks: blocks}).Used() {
 		blocks = slices.DeleteFunc(slices.Clone(blocks), func(b idle.Block) bool { return b.Code == idle.Budget })
@@ -301,11 +305,11 @@ func weakness(b idle.Block) int {
 	return 3
 }
 
-// fresh is the maximum age of a check for its verdict to be reported as that
-// of the requested time.
+// fresh is the maximum age of a check for its verdict to count as that of the
+// requested time.
 const fresh = 5 * time.Second
 
-// ahead returns a recorded verdict with the next check as planned, without
+// ahead returns a recorded verdict with the next check as planned, and without
 // future times that have passed by the requested time.
 func ahead(v idle.Verdict, next, at time.Time) idle.Verdict {
 	if !next.IsZero() {
@@ -330,7 +334,7 @@ func (a *Account) stay() string {
 	return "lull snooze " + a.Name
 }
 
-// agentEnds maps the agent's own guards to the event that ends them.
+// agentEnds maps the guards of an agent to the event that ends each.
 var agentEnds = map[idle.Code]string{
 	"no_policy":         "an idle-timeout would have to be set, by a tag of the machine or in /etc/lull/agent.yaml",
 	"pause_holder":      "the agent would have to be in charge of the machine: pause-holder agent",
@@ -338,8 +342,9 @@ var agentEnds = map[idle.Code]string{
 	"policy_untold":     "its agent would have to be of this version",
 }
 
-// readable says how to make an unknown signal of a worker readable, by the
-// reason with which its reading begins. Those with a %s get the worker's name.
+// readable lists advice on how to make an unknown signal of a worker readable, by
+// the beginning of the reason in its reading. A %s in the advice stands for the
+// worker's name.
 var readable = []struct{ signal, begins, advice string }{
 	{"cml", "not_opted_in", "switch telemetry on in CML: its opt-in is off, so CML may collect no events"},
 	{"cml", "opt_in_unreadable", "lull's CML user needs the right to read whether CML's telemetry is switched on"},
@@ -350,7 +355,7 @@ var readable = []struct{ signal, begins, advice string }{
 	{"", "it was not read yet", "wait for the next check, or: lull worker detect-idle %s"},
 }
 
-// read returns what makes an unknown signal readable.
+// read returns advice on how to make an unknown signal readable.
 func (a *Account) read(signal string, readings []idle.Reading) string {
 	for _, r := range readings {
 		if r.Signal != signal || a.Kind != KindWorker {
@@ -365,7 +370,8 @@ func (a *Account) read(signal string, readings []idle.Reading) string {
 	return signal + " must be readable"
 }
 
-// statusEnds are the ends of status_not_running for a worker, by its status.
+// statusEnds maps a worker's status to the event that ends the block
+// status_not_running.
 var statusEnds = map[string]string{
 	"DRAINING": "cancel the drain: lull worker cancel-drain %s",
 	"FAILED":   "try it again: lull worker retry %s",
@@ -382,7 +388,7 @@ func (a *Account) end(b idle.Block, readings []idle.Reading) Fact {
 	return Fact{Code: b.Code, Sentence: a.ends(b, readings)}
 }
 
-// ends says how a block without a known end can be ended.
+// ends returns how to end a block whose end is not known.
 func (a *Account) ends(b idle.Block, readings []idle.Reading) string {
 	switch b.Code {
 	case idle.ConnectionOpen:

@@ -11,9 +11,9 @@ import (
 
 var t0 = time.Date(2026, 2, 1, 12, 0, 0, 0, time.UTC)
 
-// TestPastIsOfItsMoment checks that a past account does not announce events
-// that had already happened at the requested time, and that sentences of an
-// earlier check are marked as such.
+// TestPastIsOfItsMoment checks that an account of a past time does not announce
+// events that had already happened then, and that it marks sentences that an
+// earlier check recorded.
 func TestPastIsOfItsMoment(t *testing.T) {
 	p := idle.Policy{Timeout: idle.Duration(time.Hour), CheckInterval: idle.Duration(time.Minute), Detection: true, AutoPause: true}
 	until := t0.Add(20 * time.Second)
@@ -41,7 +41,7 @@ func TestPastIsOfItsMoment(t *testing.T) {
 }
 
 // TestNeverPausedNamesNoTime checks that the account of a worker that is never
-// paused when idle names the change that would allow it, and no time.
+// paused when idle names the change that would allow a pause, and no time.
 func TestNeverPausedNamesNoTime(t *testing.T) {
 	p := idle.Policy{Timeout: idle.Duration(366 * 24 * time.Hour), CheckInterval: idle.Duration(time.Minute), AutoPause: true}
 	a := why.Explain(why.Account{Kind: why.KindInstance}, evidence.Decide(t0, p, idle.Evidence{Running: true, CreatedAt: t0.Add(-2 * time.Hour)}))
@@ -56,8 +56,8 @@ func TestNeverPausedNamesNoTime(t *testing.T) {
 }
 
 // TestFactsAreTheAnswer checks that the answer consists of the sentences of the
-// facts, each with its code, time and actor, and that placeholders in users'
-// texts are not expanded.
+// facts, that each fact has its code, time and actor, and that placeholders in
+// users' texts are not expanded.
 func TestFactsAreTheAnswer(t *testing.T) {
 	a := why.Account{At: t0, State: "STOPPED"}
 	a.Down(&evidence.Turn{At: t0.Add(-time.Hour), By: "ada 100%s {at}", Reason: "manual"})

@@ -121,7 +121,7 @@ func (c *Client) images(ctx context.Context, pattern string, owners []string) ([
 		for _, i := range out.Images {
 			created, err := time.Parse(time.RFC3339, aws.ToString(i.CreationDate))
 			if err != nil {
-				return nil, fmt.Errorf("image %s has creation date %q", aws.ToString(i.ImageId), aws.ToString(i.CreationDate))
+				return nil, fmt.Errorf("image %s has an invalid creation date %q", aws.ToString(i.ImageId), aws.ToString(i.CreationDate))
 			}
 			if i.State != "" && i.State != types.ImageStateAvailable {
 				continue

@@ -57,8 +57,8 @@ func (l *ledger) progress(t *testing.T, n int) {
 	}
 }
 
-// writeUntil makes updates until ctx ends. Each changes a key that two writers
-// share or not, and puts a unique mark in the same transaction.
+// writeUntil makes updates until ctx ends. Each changes one of two shared keys,
+// chosen by the writer's number, and puts a unique mark in the same transaction.
 func (l *ledger) writeUntil(ctx context.Context, s store.Store, writer int) {
 	for i := 0; ctx.Err() == nil; i++ {
 		mark := fmt.Sprintf("m/%d/%d", writer, i)

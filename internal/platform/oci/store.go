@@ -42,14 +42,14 @@ type Store struct {
 // what a crash left behind.
 func OpenStore(dir string, l Limits) (*Store, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "images"), 0o700); err != nil {
-		return nil, fmt.Errorf("cannot make the store of images: %w", err)
+		return nil, fmt.Errorf("cannot create the image store: %w", err)
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "new-*"))
 	for _, p := range left {
 		err = errors.Join(err, os.RemoveAll(p))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot clear the store of images: %w", err)
+		return nil, fmt.Errorf("cannot remove leftovers from the image store: %w", err)
 	}
 	return &Store{Dir: dir, Limits: l, Stall: time.Minute, busy: make(chan struct{}, 1)}, nil
 }

@@ -14,7 +14,7 @@ type Clock int
 // EndOfDay is 24:00.
 const EndOfDay Clock = 24 * 60
 
-// ParseClock reads 8:00, 08:00 or 24:00.
+// ParseClock parses a time of day such as 8:00, 08:00 or 24:00.
 func ParseClock(text string) (Clock, error) {
 	h, m, ok := strings.Cut(text, ":")
 	hour, err := strconv.ParseUint(h, 10, 8)
@@ -25,13 +25,13 @@ func ParseClock(text string) (Clock, error) {
 	return Clock(hour*60 + minute), nil
 }
 
-// String returns the form that ParseClock reads.
+// String formats c as 08:00.
 func (c Clock) String() string { return fmt.Sprintf("%02d:%02d", int(c)/60, int(c)%60) }
 
-// MarshalText writes the form that ParseClock reads.
+// MarshalText encodes c as String does.
 func (c Clock) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// UnmarshalText is ParseClock.
+// UnmarshalText decodes a text that ParseClock accepts.
 func (c *Clock) UnmarshalText(b []byte) (err error) {
 	*c, err = ParseClock(string(b))
 	return err
@@ -39,20 +39,21 @@ func (c *Clock) UnmarshalText(b []byte) (err error) {
 
 func clockOf(t time.Time) Clock { return Clock(t.Hour()*60 + t.Minute()) }
 
-// Date is a day of the calendar, in whatever zone.
+// Date is a day of the calendar, in no particular zone.
 type Date struct {
 	Year  int
 	Month time.Month
 	Day   int
 }
 
-// DateOf is the day that t has in its zone.
+// DateOf returns the date of t in the zone of t.
 func DateOf(t time.Time) Date {
 	y, m, d := t.Date()
 	return Date{y, m, d}
 }
 
-// ParseDate reads 2026-12-24, of a day that exists, from 1970 to 2200.
+// ParseDate parses a date such as 2026-12-24. The date must exist and be from
+// 1970 to 2200.
 func ParseDate(text string) (Date, error) {
 	t, err := time.Parse(time.DateOnly, text)
 	if err != nil || t.Year() < 1970 || t.Year() > 2200 {
@@ -61,25 +62,25 @@ func ParseDate(text string) (Date, error) {
 	return DateOf(t), nil
 }
 
-// String returns the form that ParseDate reads.
+// String formats d as 2026-12-24.
 func (d Date) String() string { return fmt.Sprintf("%04d-%02d-%02d", d.Year, d.Month, d.Day) }
 
 func (d Date) utc() time.Time { return time.Date(d.Year, d.Month, d.Day, 0, 0, 0, 0, time.UTC) }
 
-// Add is the day n days later.
+// Add returns the date n days after d.
 func (d Date) Add(n int) Date { return DateOf(d.utc().AddDate(0, 0, n)) }
 
-// Weekday is the day of the week.
+// Weekday returns the day of the week of d.
 func (d Date) Weekday() time.Weekday { return d.utc().Weekday() }
 
-// margin is farther than any zone is from UTC.
+// margin is more than the offset of any zone from UTC.
 const margin = 36 * time.Hour
 
 func (d Date) wall(c Clock) time.Time { return d.utc().Add(time.Duration(c) * time.Minute) }
 
-// First is the first moment at which the clock on the wall of loc shows c on
-// d or later: of a time that comes twice the first, of one that is skipped
-// the moment of the skip.
+// First returns the first moment at which a wall clock in loc shows c on d, or a
+// later time. If the clock shows c twice, it is the first time. If the clock
+// skips c, it is the moment of the skip.
 func (d Date) First(c Clock, loc *time.Location) time.Time {
 	wall := d.wall(c)
 	for t := wall.Add(-margin); ; {
@@ -95,9 +96,8 @@ func (d Date) First(c Clock, loc *time.Location) time.Time {
 	}
 }
 
-// After is the end of the last moment at which the clock on the wall of loc
-// shows a time before c on d: where an hour comes twice, the end of its second
-// coming.
+// After returns the end of the last moment at which a wall clock in loc shows a
+// time before c on d. If an hour repeats, that is in the second repetition.
 func (d Date) After(c Clock, loc *time.Location) time.Time {
 	wall := d.wall(c)
 	for t := wall.Add(margin); ; {
@@ -113,7 +113,7 @@ func (d Date) After(c Clock, loc *time.Location) time.Time {
 	}
 }
 
-// period is the time around t in which loc has one offset.
+// period returns the period around t in which loc has one offset, and the offset.
 func period(t time.Time, loc *time.Location) (start, end time.Time, off time.Duration) {
 	t = t.In(loc)
 	start, end = t.ZoneBounds()
@@ -129,7 +129,7 @@ const Every Days = 1<<7 - 1
 
 var dayNames = [...]string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}
 
-// order is how a week is read.
+// order is the order in which the days of a week are written.
 var order = [...]time.Weekday{time.Monday, time.Tuesday, time.Wednesday, time.Thursday, time.Friday, time.Saturday, time.Sunday}
 
 func weekday(text string) (time.Weekday, bool) {
@@ -145,8 +145,8 @@ func weekday(text string) (time.Weekday, bool) {
 // Has reports whether w is one of d.
 func (d Days) Has(w time.Weekday) bool { return d&(1<<w) != 0 }
 
-// ParseDays reads mon-fri, sat,sun, daily, or a mixture such as mon,wed-fri. A
-// range may run over the end of the week: sat-mon.
+// ParseDays parses mon-fri, "sat,sun", daily, or a combination such as
+// mon,wed-fri. A range may extend over the end of the week: sat-mon.
 func ParseDays(text string) (Days, error) {
 	if text == "daily" {
 		return Every, nil
@@ -172,7 +172,7 @@ func ParseDays(text string) (Days, error) {
 	return out, nil
 }
 
-// String returns a form that ParseDays reads.
+// String formats d in a form that ParseDays accepts.
 func (d Days) String() string {
 	if d == Every {
 		return "daily"
@@ -196,10 +196,11 @@ func (d Days) String() string {
 	return strings.Join(out, ",")
 }
 
-// MarshalText writes a form that ParseDays reads.
+// MarshalText encodes d as String does.
 func (d Days) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalText is ParseDays; nothing is no day.
+// UnmarshalText decodes a text that ParseDays accepts. The empty text is the
+// empty set.
 func (d *Days) UnmarshalText(b []byte) (err error) {
 	*d = 0
 	if len(b) > 0 {

@@ -1,17 +1,15 @@
-// Package when is the one syntax for times entered by users: snooze, override,
-// schedule and queries about the past all use it. It is pure: now and its zone
-// are handed in.
+// Package when is the single syntax for times that users enter. Snooze, override,
+// schedule and queries about the past all use it. It is pure: the caller passes
+// now, in the user's zone.
 //
-// A moment is a clock time, a day or both, with a zone behind it if it is not
-// the reader's own: 18:00, fri 18:00, tomorrow, 2026-12-24 22:00 Europe/Berlin,
-// an RFC 3339 time, or +2h; a clock time may have seconds. A moment that is
-// past is written the same, or as how long ago it was: 2h, or 2h ago. A length
-// is 90m, 2h30m, 1d or 2w.
+// A moment is a clock time, a day or both, followed by a zone if it is not the
+// user's: 18:00, fri 18:00, tomorrow, 2026-12-24 22:00 Europe/Berlin, an RFC 3339
+// time, or +2h. A clock time may have seconds. A moment in the past has the same
+// forms, or is given as its age: 2h or 2h ago. A length is 90m, 2h30m, 1d or 2w.
 //
-// The clock on the wall is not a line: it skips and repeats. First and After
-// say what that means, once for everything that is built on it: a time that is
-// skipped is the moment of the skip, and what comes twice begins with the first
-// and ends with the second.
+// A wall clock skips and repeats times. First and After define what that means
+// for everything else: a skipped time is the moment of the skip, and a period
+// that repeats lasts from its first beginning to its second end.
 package when
 
 import (
@@ -21,7 +19,7 @@ import (
 	"strings"
 	"sync"
 	"time"
-	_ "time/tzdata" // zones must be there on a machine that has none
+	_ "time/tzdata" // zones for machines without a time zone database
 )
 
 // Forms lists the forms of a moment, for help texts.
@@ -38,7 +36,7 @@ const MaxLength = 10 * 365 * 24 * time.Hour
 
 var zones sync.Map // name to *time.Location; only names that exist
 
-// Zone finds an IANA time zone. The local zone of the process has no name.
+// Zone returns an IANA time zone by name. "Local" is not accepted.
 func Zone(name string) (*time.Location, error) {
 	if l, ok := zones.Load(name); ok {
 		return l.(*time.Location), nil
@@ -51,10 +49,10 @@ func Zone(name string) (*time.Location, error) {
 	return l, nil
 }
 
-// Moment reads a moment after now, in now's zone unless it names one. A clock
-// time alone is the next one; a day alone is its beginning; a day of the week
-// is the next one, today's while its time is ahead. Only a date or an RFC 3339
-// time may lie behind now.
+// Moment parses a moment, normally after now, in now's zone unless the text names
+// one. A clock time alone is its next occurrence. A day alone is the beginning of
+// the day. A day of the week is its next occurrence, which is today if the time
+// is still to come. Only a date or an RFC 3339 time may be in the past.
 func Moment(now time.Time, text string) (time.Time, error) {
 	text = strings.TrimSpace(text)
 	bad := func() (time.Time, error) {
@@ -123,7 +121,7 @@ func Moment(now time.Time, text string) (time.Time, error) {
 	return t, nil
 }
 
-// clockTime reads a clock time, and its seconds as logs show them: 20:54:25.
+// clockTime parses a clock time, optionally with seconds as in logs: 20:54:25.
 func clockTime(text string) (Clock, time.Duration, error) {
 	at := strings.LastIndexByte(text, ':')
 	if strings.IndexByte(text, ':') == at {
@@ -138,7 +136,7 @@ func clockTime(text string) (Clock, time.Duration, error) {
 	return c, time.Duration(n) * time.Second, nil
 }
 
-// Ahead is Moment for an end: it must be after now.
+// Ahead parses a moment like Moment, and returns an error unless it is after now.
 func Ahead(now time.Time, text string) (time.Time, error) {
 	t, err := Moment(now, text)
 	if err == nil && !t.After(now) {
@@ -147,8 +145,8 @@ func Ahead(now time.Time, text string) (time.Time, error) {
 	return t, err
 }
 
-// Past reads a moment up to now: a length, with or without "ago", is how long
-// ago it was, and a clock time the last one.
+// Past parses a moment not after now. A length, with or without "ago", is the age
+// of the moment. A clock time or a day of the week is its last occurrence.
 func Past(now time.Time, text string) (time.Time, error) {
 	text = strings.TrimSpace(text)
 	if d, err := Length(strings.TrimSuffix(text, " ago")); err == nil {
@@ -162,7 +160,8 @@ func Past(now time.Time, text string) (time.Time, error) {
 		return t, fmt.Errorf("cannot read time %.80q: want %s", text, PastForms)
 	}
 	if err == nil && t.After(now) {
-		// A clock time or a day of the week, read forward: the one before.
+		// Moment returned the next occurrence of a clock time or a day of the
+		// week; the one before it is meant.
 		word := strings.Fields(text)[0]
 		if _, named := weekday(word); named {
 			t = DateOf(t).Add(-7).First(clockOf(t), t.Location()).Add(time.Duration(t.Second()) * time.Second)
@@ -176,8 +175,8 @@ func Past(now time.Time, text string) (time.Time, error) {
 	return t, err
 }
 
-// Bound is Past for the bound of a question: nothing is the zero time, and a
-// moment that can only lie ahead is taken as it is.
+// Bound parses a bound of a query like Past, with two exceptions. An empty text
+// is the zero time, and a moment that can only be in the future is accepted.
 func Bound(now time.Time, text string) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
@@ -191,7 +190,8 @@ func Bound(now time.Time, text string) (time.Time, error) {
 	return t, err
 }
 
-// End reads an end that is given as a moment or as a length, not both.
+// End parses an end that is given either as a moment or as a length from now.
+// Exactly one of the two must be set.
 func End(now time.Time, until, length string) (time.Time, error) {
 	switch {
 	case (until == "") == (length == ""):
@@ -203,14 +203,14 @@ func End(now time.Time, until, length string) (time.Time, error) {
 	return now.Add(d), err
 }
 
-// Midnight is the end of the day that t has in loc.
+// Midnight returns the end of t's day in loc.
 func Midnight(t time.Time, loc *time.Location) time.Time {
 	return DateOf(t.In(loc)).Add(1).First(0, loc)
 }
 
-// Length reads a length: numbers with the units w, d, h, m, s and ms, largest
-// first or not, such as 90m, 1d12h or 2w. A day has 24 hours. It is longer
-// than nothing and at most MaxLength.
+// Length parses a length: numbers with the units w, d, h, m, s and ms, in any
+// order, such as 90m, 1d12h or 2w. A day has 24 hours. The length must be above 0
+// and at most MaxLength.
 func Length(text string) (time.Duration, error) {
 	d, err := Span(text)
 	if err == nil && d == 0 {
@@ -219,7 +219,7 @@ func Length(text string) (time.Duration, error) {
 	return d, err
 }
 
-// Span is Length where nothing is a length too: 0, 0s.
+// Span parses a length like Length, but also accepts 0 and 0s.
 func Span(text string) (time.Duration, error) {
 	if text == "0" {
 		return 0, nil
@@ -237,7 +237,7 @@ func Span(text string) (time.Duration, error) {
 	return total, nil
 }
 
-// LengthError is the error of a text that is no length.
+// LengthError means that a text is not a valid length.
 type LengthError struct{ Text string }
 
 func (e *LengthError) Error() string {
@@ -249,7 +249,8 @@ func badLength(text string) error { return &LengthError{text} }
 var units = map[string]time.Duration{"w": 7 * 24 * time.Hour, "d": 24 * time.Hour, "h": time.Hour, "m": time.Minute, "s": time.Second,
 	"ms": time.Millisecond, "us": time.Microsecond, "µs": time.Microsecond, "ns": time.Nanosecond}
 
-// part is the first number of a length, with its unit and what comes behind.
+// part parses the first number of a length and its unit, and returns the rest of
+// the text.
 func part(text string) (n float64, unit time.Duration, rest string, ok bool) {
 	digit := func(r rune) bool { return r >= '0' && r <= '9' || r == '.' }
 	i := strings.IndexFunc(text, func(r rune) bool { return !digit(r) })

@@ -19,7 +19,7 @@ func zone(t testing.TB, name string) *time.Location {
 
 func TestMoment(t *testing.T) {
 	berlin := zone(t, "Europe/Berlin")
-	wednesday := time.Date(2026, 3, 25, 14, 30, 0, 0, berlin) // the clocks go forward on Sunday
+	wednesday := time.Date(2026, 3, 25, 14, 30, 0, 0, berlin) // the Wednesday before the clocks go forward
 	for in, want := range map[string]string{
 		"18:00": "2026-03-25T18:00:00+01:00", "14:30": "2026-03-26T14:30:00+01:00", "8:05": "2026-03-26T08:05:00+01:00", "24:00": "2026-03-26T00:00:00+01:00",
 		"18:00 UTC": "2026-03-25T18:00:00Z", "13:31 Asia/Kolkata": "2026-03-26T13:31:00+05:30", "tomorrow": "2026-03-26T00:00:00+01:00",

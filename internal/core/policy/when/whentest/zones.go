@@ -1,5 +1,6 @@
-// Package whentest brings tests to every change of every clock on a wall:
-// where days are skipped, come twice, or begin at no midnight.
+// Package whentest lets tests visit every change of the offset in every time
+// zone, including those that skip or repeat a day, or at which a day does not
+// begin at midnight.
 package whentest
 
 import (
@@ -9,13 +10,13 @@ import (
 	"time"
 )
 
-// names are those of all zones that differ, one a line.
+// names lists the names of all zones that differ from each other, one per line.
 //
 //go:embed zones.txt
 var names string
 
-// Changes calls yield for each moment in [from, to) at which a zone sets its
-// clock.
+// Changes calls yield for each moment in [from, to) at which a zone changes its
+// offset.
 func Changes(t testing.TB, from, to time.Time, yield func(zone *time.Location, at time.Time)) {
 	t.Helper()
 	for name := range strings.FieldsSeq(names) {
