@@ -10,13 +10,14 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// beat starts watching the daemon's heartbeat, and makes sure that something
-// watches this shim.
+// beat handles the request of the same name: it starts to watch the daemon's
+// heartbeat, and starts the watchdog if none runs. It returns the heartbeat's
+// memory as a descriptor.
 func (s *Shim) beat(context.Context, *shimctl.Request) (shimctl.Answer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.watchedLocked(); err != nil {
-		s.log.Error("no watchdog; killing the daemon and the shim together would leave instances frozen", "err", err)
+		s.log.Error("cannot start the watchdog; if the daemon and the shim are killed together, instances stay frozen", "err", err)
 	}
 	if !s.pulse.Mapped() {
 		p, fd, err := shimctl.NewPulse()
@@ -25,29 +26,30 @@ func (s *Shim) beat(context.Context, *shimctl.Request) (shimctl.Answer, error) {
 		}
 		s.pulse, s.pulseFD = p, fd
 	}
-	s.pulse.Arm(true) // before watch is woken, which checks only an armed pulse
+	s.pulse.Arm(true) // armed before watch is woken, because watch ignores a pulse that is not armed
 	fd, err := unix.FcntlInt(uintptr(s.pulseFD), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
-		return shimctl.Answer{}, fmt.Errorf("pass the heartbeat's memory: %w", err)
+		return shimctl.Answer{}, fmt.Errorf("duplicate the heartbeat's descriptor: %w", err)
 	}
 	s.note()
 	return shimctl.Answer{FDs: []int{fd}, Close: true}, nil
 }
 
-// disarmLocked forgets the heartbeat of an earlier daemon. The caller holds mu.
+// disarmLocked stops watching the heartbeat of an earlier daemon. s.mu must be
+// held.
 func (s *Shim) disarmLocked() {
 	if s.pulse.Mapped() {
 		s.pulse.Arm(false)
 	}
 }
 
-// lateWake is how late the shim itself may wake before it gives the daemon
-// another chance. A later wake means that the whole machine was busy or
-// suspended, not only the daemon.
+// lateWake is how late the shim's own timer may fire before the shim gives the
+// daemon another chance: then the whole machine was busy or suspended, not only the
+// daemon.
 const lateWake = 300 * time.Millisecond
 
-// untilSilent returns how long until the daemon counts as silent; false while
-// it has nothing frozen.
+// untilSilent returns the time until the daemon counts as silent. It returns false
+// while the daemon has nothing frozen.
 func (s *Shim) untilSilent() (time.Duration, bool) {
 	s.mu.Lock()
 	p := s.pulse
@@ -63,9 +65,9 @@ func (s *Shim) untilSilent() (time.Duration, bool) {
 	return left, true
 }
 
-// hung treats a daemon whose heartbeat stopped like one that is gone:
-// everything is thawed at once. Its connection ends, so that it adopts its
-// instances when it runs again.
+// hung handles a daemon whose heartbeat has stopped, like one that has ended: it
+// thaws everything at once. It closes the daemon's connection, so that the daemon
+// adopts its instances again when it continues.
 func (s *Shim) hung() {
 	s.log.Warn("the daemon does not run", "silent for", s.pulse.Age().Round(time.Millisecond))
 	s.mu.Lock()

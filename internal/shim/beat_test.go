@@ -14,7 +14,7 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// state is the state of a process by its stat file: T is stopped.
+// state returns the state of a process as in its stat file; T means stopped.
 func state(t *testing.T, pid int) string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -25,9 +25,9 @@ func state(t *testing.T, pid int) string {
 	return strings.Fields(s[strings.LastIndex(s, ")")+1:])[0]
 }
 
-// frozen starts a run, has the shim watch this daemon, and stops the run. Its ID
-// is its own: shims find processes by the ID, so those of tests that run at the
-// same time would thaw each other's.
+// frozen starts a run, makes the shim watch this daemon's heartbeat, and stops the
+// run. The run has a unique ID, because shims find processes by ID, and those of
+// concurrent tests would thaw each other's.
 func (b *bench) frozen() (id string, pid int, p shimctl.Pulse) {
 	b.t.Helper()
 	id = fmt.Sprint(b.t.Name(), os.Getpid())
@@ -47,14 +47,14 @@ func (b *bench) frozen() (id string, pid int, p shimctl.Pulse) {
 	return id, s.PID, p
 }
 
-// TestHungDaemon checks that a hung daemon's instances are thawed by the shim,
-// that the daemon learns that, and that it is covered again afterwards.
+// TestHungDaemon checks that the shim thaws the instances of a hung daemon and
+// tells the daemon so, and that it watches the daemon again afterwards.
 func TestHungDaemon(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).start()
 	id, pid, p := b.frozen()
 	var slowest time.Duration
-	for range 8 { // longer than the limit
+	for range 8 { // longer than the time after which a daemon counts as hung
 		<-time.After(shimctl.BeatEvery)
 		slowest = max(slowest, p.Age())
 		p.Beat()
@@ -77,7 +77,7 @@ func TestHungDaemon(t *testing.T) {
 		t.Errorf("the shim tells of %+v", w)
 	}
 	errtest.None(t, syscall.Kill(pid, syscall.SIGSTOP))
-	// A daemon that has nothing frozen need not beat.
+	// A daemon with nothing frozen need not send heartbeats.
 	waittest.Until(t, "the run is stopped", func() bool { return state(t, pid) == "T" })
 	<-time.After(2 * shimctl.BeatLimit)
 	if s := state(t, pid); s != "T" {
@@ -85,8 +85,8 @@ func TestHungDaemon(t *testing.T) {
 	}
 }
 
-// TestBothKilled checks that the watchdog thaws, and is replaced when it is
-// killed.
+// TestBothKilled checks that the watchdog thaws instances when the daemon and the
+// shim are killed, and that a watchdog that is killed is replaced.
 func TestBothKilled(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).start()
@@ -100,7 +100,8 @@ func TestBothKilled(t *testing.T) {
 	t.Logf("REPORT the watchdog's memory:\n%s", status)
 	errtest.None(t, syscall.Kill(first, syscall.SIGKILL))
 	waittest.Until(t, "another watchdog", func() bool { p.Beat(); d := dog(); return d != 0 && d != first })
-	// A shim that is stopped cannot thaw it between this check and the kill.
+	// The shim is stopped, so that it cannot thaw the run between this check and
+	// the kill.
 	errtest.None(t, b.cmd.Process.Signal(syscall.SIGSTOP))
 	waittest.Until(t, "the shim is stopped", func() bool { return state(t, b.cmd.Process.Pid) == "T" })
 	if s := state(t, pid); s != "T" {

@@ -14,7 +14,7 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// bindCall is a bind as requested by the program.
+// bindCall holds the arguments of a bind by the program.
 type bindCall struct {
 	pid  int // the process; its threads share their descriptors
 	tid  int
@@ -23,8 +23,8 @@ type bindCall struct {
 	path string // of a unix socket, in place of addr
 }
 
-// readCall reads what a thread binds. It returns false for anything that is
-// neither an IP address with a port nor the path of a unix socket.
+// readCall reads the arguments of a reported bind. It returns false if the address
+// is neither an IP address with a port nor the path of a unix socket.
 func readCall(n *seccompNotif) (bindCall, bool, error) {
 	c := bindCall{tid: int(n.pid)}
 	if n.pid == 0 {
@@ -51,7 +51,7 @@ func readCall(n *seccompNotif) (bindCall, bool, error) {
 	case family == unix.AF_UNIX:
 		path, _, _ := bytes.Cut(b[2:], []byte{0})
 		c.path, port = string(path), 1
-		if c.path == "" { // abstract
+		if c.path == "" { // an abstract address
 			return c, false, nil
 		}
 	case family == unix.AF_INET && len(b) >= 8:
@@ -83,7 +83,7 @@ func readMemory(tid int, at uint64, b []byte) error {
 	return nil
 }
 
-// processOf returns the process of a thread.
+// processOf returns the PID of the process to which a thread belongs.
 func processOf(tid int) (int, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
@@ -113,7 +113,7 @@ func socketOf(pid, fd int) (int, error) {
 	return own, nil
 }
 
-// inodeOf identifies a socket; 0 if it cannot be identified.
+// inodeOf returns the inode number of a socket, or 0 if that cannot be read.
 func inodeOf(fd int) uint64 {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {
@@ -122,21 +122,21 @@ func inodeOf(fd int) uint64 {
 	return st.Ino
 }
 
-// replaceable reports whether own is a fresh socket in our own network
-// namespace that kept can replace.
+// replaceable reports whether own is a socket in the shim's network namespace that
+// has not been used yet and that kept can replace.
 func replaceable(own, kept int) bool {
 	opt := func(fd, name int) int { v, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, name); return v }
 	local := opt(kept, unix.SO_DOMAIN) == unix.AF_UNIX
 	if opt(own, unix.SO_TYPE) != opt(kept, unix.SO_TYPE) || opt(own, unix.SO_ACCEPTCONN) != 0 || (opt(own, unix.SO_DOMAIN) == unix.AF_UNIX) != local {
 		return false
 	}
-	if local { // one that is bound already gets the kernel's answer
+	if local { // let the kernel answer for a socket that is already bound
 		sa, err := unix.Getsockname(own)
 		u, ok := sa.(*unix.SockaddrUnix)
 		return err == nil && ok && (u.Name == "" || u.Name == "@")
 	}
-	// A multipath socket is replaced by a plain one, to which it can fall back
-	// anyway.
+	// A Multipath TCP socket can be replaced by a plain TCP one, to which it may
+	// fall back anyway.
 	if p := opt(own, unix.SO_PROTOCOL); p != opt(kept, unix.SO_PROTOCOL) && p != unix.IPPROTO_MPTCP {
 		return false
 	}
@@ -154,7 +154,7 @@ func replaceable(own, kept int) bool {
 }
 
 // inUse reports whether a process of the run has a socket open. A process that
-// cannot be searched counts as not having it.
+// cannot be searched does not count.
 func (s *Shim) inUse(f *filter, inode uint64) bool {
 	used, err := s.findSocket(f, inode)
 	if err != nil {
@@ -163,8 +163,8 @@ func (s *Shim) inUse(f *filter, inode uint64) bool {
 	return used
 }
 
-// findSocket reports whether a process of the run has a socket open. If it
-// returns false with an error, some processes could not be searched.
+// findSocket reports whether a process of the run has a socket open. If it returns
+// false and an error, some processes could not be searched.
 func (s *Shim) findSocket(f *filter, inode uint64) (bool, error) {
 	s.mu.Lock()
 	r := s.runs[f.id]
@@ -188,8 +188,9 @@ func (s *Shim) findSocket(f *filter, inode uint64) (bool, error) {
 	return false, errors.Join(errs...)
 }
 
-// closesOnExec reports whether exec closes a process's descriptor. A program
-// that replaces itself relies on its own choice.
+// closesOnExec reports whether a process's descriptor is close-on-exec. The
+// descriptor that replaces it must be too, because a program that executes itself
+// again relies on that.
 func closesOnExec(pid, fd int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
 	if err != nil {
@@ -206,7 +207,7 @@ func closesOnExec(pid, fd int) bool {
 	return true
 }
 
-// carried are the socket options that a program sets before it binds.
+// carried lists the socket options that programs set before they bind.
 var carried = []struct{ level, name int }{
 	{unix.SOL_SOCKET, unix.SO_REUSEADDR}, {unix.SOL_SOCKET, unix.SO_REUSEPORT}, {unix.SOL_SOCKET, unix.SO_KEEPALIVE},
 	{unix.SOL_SOCKET, unix.SO_BROADCAST}, {unix.SOL_SOCKET, unix.SO_PASSCRED}, {unix.SOL_SOCKET, unix.SO_TIMESTAMP},
@@ -217,13 +218,13 @@ var carried = []struct{ level, name int }{
 	{unix.IPPROTO_TCP, unix.TCP_SYNCNT}, {unix.IPPROTO_TCP, unix.TCP_FASTOPEN},
 }
 
-// carryOptions copies the options of the program's own socket to kept,
-// replacing those that it had from an earlier run.
+// carryOptions copies the options of the program's own socket to kept, which may
+// still have those of an earlier run.
 func carryOptions(own, kept int) {
 	for _, o := range carried {
 		want, err := unix.GetsockoptInt(own, o.level, o.name)
 		if err != nil {
-			continue // the socket does not have this option
+			continue // sockets of this kind do not have the option
 		}
 		if has, err := unix.GetsockoptInt(kept, o.level, o.name); err == nil && has != want {
 			_ = unix.SetsockoptInt(kept, o.level, o.name, want) // the program works without it
@@ -232,7 +233,7 @@ func carryOptions(own, kept int) {
 	for _, name := range []int{unix.SO_RCVBUF, unix.SO_SNDBUF} {
 		want, err := unix.GetsockoptInt(own, unix.SOL_SOCKET, name)
 		if has, herr := unix.GetsockoptInt(kept, unix.SOL_SOCKET, name); err == nil && herr == nil && has != want {
-			_ = unix.SetsockoptInt(kept, unix.SOL_SOCKET, name, want/2) // the kernel doubles it
+			_ = unix.SetsockoptInt(kept, unix.SOL_SOCKET, name, want/2) // the kernel doubles the value
 		}
 	}
 	flags, err := unix.FcntlInt(uintptr(own), unix.F_GETFL, 0)

@@ -3,16 +3,16 @@
 // exits, writes their logs, holds their LISTEN_FDS sockets, and thaws them when
 // no daemon has been connected for a moment.
 //
-// It guarantees: a program never runs before its run is on disk (DIR/runs). An
-// exit code is on disk (DIR/exits) before it is reported and stays there until
-// the daemon acknowledges it. A program's output never makes a write of the
-// program fail: it goes to a pipe that the shim holds open in both directions,
-// so a missing reader causes no SIGPIPE. Log files are bounded. A second shim
-// refuses to start on the same directory. One goroutine reads all pipes and one
-// writes all files; there is none per instance.
+// Guarantees: a program never runs before its run is on disk (DIR/runs). An exit
+// code is on disk (DIR/exits) before it is reported and stays there until the
+// daemon acknowledges it. A program can always write its output: it goes to a pipe
+// that the shim holds open in both directions, so that a missing reader causes no
+// SIGPIPE. Log files are bounded. A second shim refuses to start on the same
+// directory. One goroutine reads all pipes and one writes all files; there is none
+// per instance.
 //
-// A child of the shim, the watchdog, holds duplicates of its sockets. If the
-// shim is killed and no daemon starts another one, the watchdog does so after a
+// A child of the shim, the watchdog, holds duplicates of its sockets. If the shim
+// is killed and no daemon starts another one, the watchdog starts one after a
 // second.
 //
 // The shim exits on SIGTERM after thawing everything, and by itself after it

@@ -8,9 +8,9 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// TestEndingShimWelcomesNobody checks that a daemon that connects while the
-// shim decides to end either keeps it running or is refused, and that no daemon
-// is accepted by a shim that ends.
+// TestEndingShimWelcomesNobody checks that a daemon that connects before the shim
+// decides to end keeps it running, and that a daemon that connects later is
+// refused.
 func TestEndingShimWelcomesNobody(t *testing.T) {
 	s, err := New(Config{Dir: t.TempDir() + "/shim", Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

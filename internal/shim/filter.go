@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A system call that the filter reports, by architecture: bind(2) and, for
-// programs with an exposed unix socket, unlink(2) and unlinkat(2). The 32-bit
-// ones are for 32-bit programs on a 64-bit kernel.
+// trapped is a system call that the filter reports, with its architecture:
+// bind(2) and, for programs with an exposed unix socket, unlink(2) and unlinkat(2).
+// Those of 32-bit architectures are for 32-bit programs on a 64-bit kernel.
 type trapped struct {
 	arch uint32
 	nr   uint32
@@ -25,7 +25,7 @@ const (
 	archARM    = 0x40000028
 	archARM64  = 0xc00000b7
 
-	socketcall     = 102 // of i386: bind is its call number 2, with the arguments in memory
+	socketcall     = 102 // of i386: bind is its subcall 2, whose arguments are in memory
 	socketcallBind = 2
 )
 
@@ -34,20 +34,21 @@ var trappedBinds = []trapped{
 	{archARM64, 200}, {archI386, 361}, {archARM, 282},
 }
 
-// trappedUnlinks maps calls that remove a file to whether they are unlinkat(2).
+// trappedUnlinks lists the calls that remove a file. The value is true for
+// unlinkat(2).
 var trappedUnlinks = map[trapped]bool{
 	{archX86_64, 87}: false, {archX86_64, 87 | 0x40000000}: false, {archX86_64, 263}: true, {archX86_64, 263 | 0x40000000}: true,
 	{archARM64, 35}: true, {archI386, 10}: false, {archI386, 301}: true, {archARM, 10}: false, {archARM, 328}: true,
 }
 
-// bindFilter returns a seccomp program that reports bind(2), and with unlinks
-// the removal of files, to its listener and allows everything else.
+// bindFilter returns a seccomp program that reports bind(2) to its listener, and
+// the removal of files too if unlinks is set. It allows all other calls.
 func bindFilter(unlinks bool) []unix.SockFilter {
 	const (
 		load   = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
 		equal  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
 		ret    = unix.BPF_RET | unix.BPF_K
-		nr     = 0 // offsets in struct seccomp_data
+		nr     = 0 // these are offsets in struct seccomp_data
 		arch   = 4
 		first  = 16
 		allow  = 0x7fff0000
@@ -81,11 +82,10 @@ func bindFilter(unlinks bool) []unix.SockFilter {
 	return append(prog, unix.SockFilter{Code: ret, K: allow})
 }
 
-// installFilter puts the calling thread, and the program that it executes,
-// under bindFilter and returns the descriptor to which binds are reported.
-// Without CAP_SYS_ADMIN the kernel requires no_new_privs, with which setuid
-// programs run without their privileges. plain reports whether that was
-// avoided.
+// installFilter puts the calling thread, and the program that it will execute,
+// under bindFilter. It returns the descriptor on which binds are reported. Without
+// CAP_SYS_ADMIN the kernel requires no_new_privs, which deprives setuid programs of
+// their privileges. plain reports whether no_new_privs was not needed.
 func installFilter(unlinks bool) (fd int, plain bool, err error) {
 	prog := bindFilter(unlinks)
 	fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
@@ -113,19 +113,19 @@ func installFilter(unlinks bool) (fd int, plain bool, err error) {
 	return -1, false, fmt.Errorf("install a seccomp filter: %w", e)
 }
 
-// Messages of the exec stage on its handoff socket. Each is one byte; the first
-// two carry the descriptor.
+// Messages on the exec stage's handoff socket. Each is one byte; with the first
+// two, the descriptor is sent.
 const (
-	saysFiltered  = 'f' // binds are reported
-	saysNoPrivs   = 'p' // likewise, with no_new_privs
-	saysNoFilter  = 'n' // runs without a filter; the reason follows
+	saysFiltered  = 'f' // the program's binds are reported
+	saysNoPrivs   = 'p' // the same, and the program runs with no_new_privs
+	saysNoFilter  = 'n' // the program runs without a filter; the reason follows
 	saysContinue  = 'k' // the shim's answer: execute the program
 	maxStageWords = 1024
 )
 
-// filterSelf is the exec stage's part of the handoff. It installs the filter,
-// passes the descriptor to the shim and waits until the shim holds it. If there
-// is no filter, the program starts anyway.
+// filterSelf is the exec stage's part of a bind handoff. It installs the filter,
+// passes the descriptor to the shim, and waits until the shim has it. If the filter
+// cannot be installed, the program starts without one.
 func filterSelf(socket int, unlinks bool) error {
 	fd, plain, err := installFilter(unlinks)
 	switch {
@@ -161,7 +161,7 @@ func filterSelf(socket int, unlinks bool) error {
 
 // stageReport is the report of the exec stage.
 type stageReport struct {
-	fd      int  // reports the program's binds; -1 without a filter
+	fd      int  // on which the program's binds are reported; -1 without a filter
 	noPrivs bool // the program runs with no_new_privs
 	why     string
 }

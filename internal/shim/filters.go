@@ -9,17 +9,18 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// filter is the descriptor that reports the binds of one run.
+// filter holds the descriptor on which the binds of one run are reported.
 type filter struct {
 	key
 	fd     int
-	handed map[uint64]bool // inodes of sockets that this run was given
-	// removed are held unix sockets whose file the program believes that it has
-	// removed, so that it may bind the path again.
+	handed map[uint64]bool // inodes of sockets that were handed to this run
+	// removed lists the held unix sockets whose files the program believes to have
+	// removed. It may therefore bind their paths again.
 	removed map[string]bool
 }
 
-// addFilter takes ownership of fd, which reports the binds of a run.
+// addFilter registers the descriptor on which the binds of a run are reported, and
+// takes ownership of it.
 func (s *Shim) addFilter(k key, fd int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,7 +39,7 @@ func (s *Shim) addFilter(k key, fd int) error {
 	return nil
 }
 
-// filterOf finds the filter of a run; the caller holds mu.
+// filterOf returns the filter of a run, or nil. s.mu must be held.
 func (s *Shim) filterOf(k key) *filter {
 	for _, f := range s.filters {
 		if f.key == k {
@@ -48,7 +49,7 @@ func (s *Shim) filterOf(k key) *filter {
 	return nil
 }
 
-// dropFilter closes a descriptor that no longer reports anything.
+// dropFilter closes a filter's descriptor, all of whose processes have ended.
 func (s *Shim) dropFilter(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,8 +59,8 @@ func (s *Shim) dropFilter(fd int) {
 	}
 	delete(s.filters, fd)
 	defer s.mirrorLocked(f.id)
-	// The daemon may have a duplicate, through which epoll would keep reporting
-	// the end under a number that another filter has by then.
+	// The daemon may have a duplicate. Without this, epoll would continue to report
+	// its end under a number that another filter may have by then.
 	if err := unix.EpollCtl(s.notes.epfd, unix.EPOLL_CTL_DEL, fd, nil); err != nil {
 		s.log.Error("cannot stop watching binds", "err", err)
 	}
@@ -97,7 +98,7 @@ func (s *Shim) filter(_ context.Context, r *shimctl.Request) (shimctl.Answer, er
 	return shimctl.Answer{FDs: []int{fd}, Close: true}, nil
 }
 
-// dupFilter duplicates the descriptor that reports the binds of a run.
+// dupFilter duplicates the descriptor on which the binds of a run are reported.
 func (s *Shim) dupFilter(k key) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,8 +113,8 @@ func (s *Shim) dupFilter(k key) (int, error) {
 	return fd, nil
 }
 
-// takeFilter takes the descriptor from the exec stage's report. Without a
-// filter it returns an error that names the failed step.
+// takeFilter registers the descriptor in the exec stage's report. If the stage has
+// installed no filter, it returns an error that names the failed step.
 func (s *Shim) takeFilter(k key, w stageReport) error {
 	if w.fd < 0 {
 		return &shimctl.Error{Code: shimctl.CodeStage, Step: shimctl.StepHandoff, Message: "cannot hand sockets over: " + w.why}

@@ -25,9 +25,9 @@ type forking struct {
 	cgroups  []string
 	listen   func() (fds []int, names string, err error) // with mu held
 	register func(pid int, start uint64) error           // with mu held; an error ends the stage
-	filtered func(stageReport) error                     // takes the descriptor that reports the program's binds; nil requests no filter
+	filtered func(stageReport) error                     // receives the descriptor on which the program's binds are reported; if nil, no filter is installed
 
-	handoff [2]int // socket for that descriptor: our end and the stage's
+	handoff [2]int // a socket to pass that descriptor: the shim's end and the stage's
 }
 
 // fork starts the stage and waits until it has executed the program.
@@ -61,7 +61,7 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 	}
 	if err != nil {
 		if pid > 0 {
-			_ = unix.Kill(pid, unix.SIGKILL) // it would wait for a spec forever, and ends either way
+			_ = unix.Kill(pid, unix.SIGKILL) // otherwise it would wait forever for its spec
 		}
 		return failed(err)
 	}
@@ -106,8 +106,9 @@ func (s *Shim) fork(ctx context.Context, f forking) error {
 	return &shimctl.Error{Code: shimctl.CodeStage, Step: why.Step, Errno: why.Errno, Message: message}
 }
 
-// awaitFilter takes the descriptor that reports the program's binds and lets the stage
-// continue. A stage that has ended reports the reason on its own pipe.
+// awaitFilter receives the descriptor on which the program's binds are reported,
+// and lets the stage continue. If the stage has ended instead, it returns nil,
+// because the stage reports the reason on its failure pipe.
 func (f *forking) awaitFilter() error {
 	words, err := readStage(f.handoff[0])
 	if err == unix.EPIPE || err == unix.ECONNRESET {
@@ -126,9 +127,8 @@ func (f *forking) awaitFilter() error {
 	return err
 }
 
-// spawn forks the stage, directly into its v2 group if the kernel supports
-// that, and registers it. No children are reaped in the meantime, so that an
-// early exit is not missed.
+// spawn forks the stage and registers it. If the kernel can, it starts the stage in
+// its v2 group. No child is reaped meanwhile, so that an early exit is not missed.
 func (s *Shim) spawn(f *forking, spec, fail *os.File) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +157,8 @@ func (s *Shim) spawn(f *forking, spec, fail *os.File) (int, error) {
 	argv := []string{Name, StageVerb}
 	pid, err := syscall.ForkExec(s.cfg.Exe, argv, attr)
 	if err != nil && attr.Sys.UseCgroupFD {
-		// Before Linux 5.7, or if refused, the stage joins the group itself.
+		// Before Linux 5.7, or if the kernel refuses, the stage joins the group
+		// itself.
 		attr.Sys.UseCgroupFD = false
 		f.spec.Join = f.cgroups
 		pid, err = syscall.ForkExec(s.cfg.Exe, argv, attr)
@@ -172,7 +173,8 @@ func (s *Shim) spawn(f *forking, spec, fail *os.File) (int, error) {
 	return pid, f.register(pid, st.Start)
 }
 
-// intoGroup opens the first group if a process can be born in it (v2), else -1.
+// intoGroup opens the directory of the first group if a process can be started in
+// it (v2). Otherwise it returns -1.
 func intoGroup(cgroups []string) int {
 	if len(cgroups) == 0 || unix.Access(filepath.Join(cgroups[0], "cgroup.freeze"), unix.F_OK) != nil {
 		return -1
@@ -185,7 +187,7 @@ func intoGroup(cgroups []string) int {
 }
 
 // reap collects every child that ends: main processes of runs, commands, and
-// orphans, which come to the shim as the subreaper.
+// processes whose parents have exited, for which the shim is the subreaper.
 func (s *Shim) reap(ctx context.Context) error {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGCHLD)
@@ -198,7 +200,7 @@ func (s *Shim) reap(ctx context.Context) error {
 				continue
 			}
 			if err != nil || pid <= 0 {
-				break // ECHILD is not an error: there is no child
+				break // ECHILD means that there is no child, and is not an error
 			}
 			if !s.dogEnded(pid) {
 				s.collected(pid, ws)
@@ -233,7 +235,7 @@ func (s *Shim) collected(pid int, ws syscall.WaitStatus) {
 		return
 	}
 	if r.state == starting {
-		r.state, r.exit = over, e // start reports it, if the program was executed at all
+		r.state, r.exit = over, e // start reports the exit if the program was executed
 		s.mu.Unlock()
 		return
 	}

@@ -9,7 +9,8 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Whatever lies in a state file, it is refused by name or usable.
+// FuzzStateFile checks that a state file with any content is either usable or
+// refused with an error that names it.
 func FuzzStateFile(f *testing.F) {
 	for _, s := range []string{`{"id":"web","run":1,"pid":77,"start":5,"boot_id":"x"}`, `{"id":"../x","run":1,"pid":77}`, `{"id":"web","pid":1,"run":1}`, `{`, ``, `null`} {
 		f.Add([]byte(s))

@@ -14,8 +14,8 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// qemuMonitor answers QMP as a QEMU does whose guest is in a state, with an event before
-// each answer. It keeps the commands that it was given.
+// qemuMonitor answers QMP like a QEMU whose guest is in a given state, with an
+// event before each answer. It records the commands.
 type qemuMonitor struct {
 	socket string
 	status string
@@ -69,9 +69,9 @@ func (m *qemuMonitor) commands() []string {
 	return slices.Clone(m.asked)
 }
 
-// TestOutsideGuest checks that a guest that QEMU has paused is continued when
-// the daemon has ended, and that the next daemon is told. A guest in another
-// state is left alone, and a QEMU that has ended is forgotten.
+// TestOutsideGuest checks that a guest that QEMU has paused is continued when the
+// daemon has ended, and that the next daemon is told so. A guest in another state
+// is left alone, and a QEMU that has ended is forgotten.
 func TestOutsideGuest(t *testing.T) {
 	b := newBench(t, "LULL_TEST_GONE=50ms").start()
 	paused, saving := newMonitor(t, "p", "paused"), newMonitor(t, "s", "postmigrate")

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bind handoff: the shim holds a listening socket at an exposed address whether
-// or not the program runs. When the program binds that address, the shim
-// substitutes it for the program's own socket. Earlier connections wait in the
+// Bind handoff: the shim holds a listening socket at an exposed address whether or
+// not the program runs. When the program binds that address, the shim replaces the
+// program's own socket with the held one. Clients that came earlier are in its
 // backlog, and the program accepts them itself. A UDP socket is held in the same
 // way, and datagrams wait in it.
 //
-// The program runs under a seccomp filter that reports bind(2) to a descriptor.
-// The shim answers the reports. The daemon and the watchdog hold duplicates of
-// the descriptor, because a bind fails with ENOSYS once it has no holder. One
-// goroutine serves the descriptors of all programs.
+// The program runs under a seccomp filter that reports bind(2) on a descriptor. The
+// shim answers the reports. The daemon and the watchdog hold duplicates of the
+// descriptor, because binds fail with ENOSYS once nothing holds it. One goroutine
+// serves the descriptors of all programs.
 
 // readBinds answers reports until ctx ends.
 func (s *Shim) readBinds(ctx context.Context) error {
@@ -72,7 +72,8 @@ func (s *Shim) readBind(fd int) {
 	slot.notif.id = 0
 }
 
-// resumeBind answers a report that an earlier shim had read and not answered.
+// resumeBind answers the report of f that an earlier shim has read and not
+// answered, if there is one.
 func (s *Shim) resumeBind(f *filter) {
 	s.notes.mu.Lock()
 	defer s.notes.mu.Unlock()
@@ -87,8 +88,8 @@ func (s *Shim) resumeBind(f *filter) {
 	}
 }
 
-// resumeTaken does what resumeBind does, if the watchdog kept the descriptor
-// that reports that program's binds.
+// resumeTaken calls resumeBind for the run whose report was not answered, if the
+// watchdog has kept the descriptor on which its binds are reported.
 func (s *Shim) resumeTaken() {
 	s.mu.Lock()
 	f := s.filterOf(s.notes.left.owner())
@@ -98,8 +99,8 @@ func (s *Shim) resumeTaken() {
 	}
 }
 
-// answerBind hands over the held socket, keeps the file of a held socket, or
-// lets the call continue.
+// answerBind answers a report: it hands over the held socket, ignores the removal
+// of a held socket's file, or lets the kernel execute the call.
 func (s *Shim) answerBind(f *filter, n seccompNotif) {
 	answer := s.handOver
 	if _, ok := trappedUnlinks[trapped{n.arch, uint32(n.nr)}]; ok {
@@ -118,8 +119,8 @@ func (s *Shim) answerBind(f *filter, n seccompNotif) {
 	}
 }
 
-// handOver substitutes the held socket for the one that n binds, if there is
-// one, and reports whether that completes the bind.
+// handOver replaces the socket that the program binds in n with the held one, if
+// there is one for its address. It reports whether the bind is thereby complete.
 func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 	if !s.holds(f.id) {
 		return false, nil
@@ -146,21 +147,20 @@ func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	// What was read belongs to the caller only if the call is still pending.
-	// This is not a security check: the program could have bound the socket
-	// itself.
+	// The arguments read belong to this call only if it is still pending. This is
+	// not a security check: the program could have bound the socket itself.
 	if !valid(f.fd, n.id) {
 		return false, nil
 	}
 	inode := inodeOf(h.fd)
-	if inode != 0 && inodeOf(own) == inode { // it was handed over, but the answer was lost
+	if inode != 0 && inodeOf(own) == inode { // the socket was handed over, but the answer was lost
 		return true, nil
 	}
 	if !replaceable(own, h.fd) {
 		return false, nil
 	}
 	if on, _ := unix.GetsockoptInt(own, unix.SOL_SOCKET, unix.SO_REUSEPORT); (on == 0 || h.as.path != "") && f.handed[inode] && !f.removed[h.addr] && s.inUse(f, inode) {
-		return false, nil // address in use, as without a handoff
+		return false, nil // the program's bind fails because the address is in use, as without a handoff
 	}
 	want := form{ip: c.addr.Addr(), port: c.addr.Port(), udp: h.as.udp}
 	if h.as.path != "" {
@@ -202,8 +202,8 @@ func (s *Shim) holds(id string) bool {
 	return len(s.held[id]) > 0
 }
 
-// heldFor finds the held socket that a bind refers to: that of the exposed path
-// or address itself, or of every address with its port.
+// heldFor returns the held socket for a bind of its exposed path or address, or of
+// the unspecified address with its port.
 func (s *Shim) heldFor(id string, c bindCall, udp bool) (held, bool) {
 	s.mu.Lock()
 	hs := slices.Clone(s.held[id])
@@ -211,7 +211,7 @@ func (s *Shim) heldFor(id string, c bindCall, udp bool) (held, bool) {
 	for _, h := range hs {
 		f, err := parseForm(h.addr)
 		switch {
-		case err != nil: // a spare
+		case err != nil: // a spare, which no bind refers to
 		case f.path != "" || c.path != "":
 			if f.path != "" && !udp && sameFile(c.tid, unix.AT_FDCWD, c.path, f.path) {
 				return h, true

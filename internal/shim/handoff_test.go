@@ -27,8 +27,8 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// script runs the steps of a program under test, one in a line, and prints what
-// came of each bind.
+// script runs the steps of a test program, one per line, and prints the result of
+// each bind.
 func script(steps string) int {
 	socks := map[string]int{}
 	lines := strings.Split(strings.TrimSpace(steps), "\n")
@@ -55,7 +55,7 @@ func script(steps string) int {
 			done := make(chan struct{})
 			go func() { runtime.LockOSThread(); report(f[1], socks[f[1]], f[2]); close(done) }()
 			<-done
-		case "many": // also binds other ports
+		case "many": // binds other ports too
 			var wg sync.WaitGroup
 			for range 50 {
 				wg.Go(func() {
@@ -80,7 +80,7 @@ func script(steps string) int {
 			reportUnix(f[1], socks[f[1]], unix.Bind(socks[f[1]], &unix.SockaddrUnix{Name: f[2]}))
 		case "unlink":
 			err = unix.Unlink(f[1])
-		case "unlinkat": // in a directory
+		case "unlinkat": // removes a file, given relative to a directory
 			var dir int
 			if dir, err = unix.Open(f[1], unix.O_PATH|unix.O_CLOEXEC, 0); err == nil {
 				err = unix.Unlinkat(dir, f[2], 0)
@@ -98,7 +98,7 @@ func script(steps string) int {
 			var st unix.Stat_t
 			err = unix.Stat(f[1], &st)
 			fmt.Printf("mode=%o;\n", st.Mode&0o7777)
-		case "serveuid": // answers each client with its user
+		case "serveuid": // answers each client with the client's user
 			err = unix.Listen(socks[f[1]], 128)
 			for err == nil {
 				var c int
@@ -124,7 +124,7 @@ func script(steps string) int {
 				<-time.After(time.Millisecond)
 			}
 		case "serve": // answers clients until it is killed
-			err = unix.Listen(socks[f[1]], 128) // with a shorter backlog the kernel itself forgets clients of a busy machine
+			err = unix.Listen(socks[f[1]], 128) // with a shorter backlog, the kernel itself drops clients on a busy machine
 			for err == nil {
 				var c int
 				if c, _, err = unix.Accept4(socks[f[1]], unix.SOCK_CLOEXEC); err == nil {
@@ -142,7 +142,7 @@ func script(steps string) int {
 	return 0
 }
 
-// reportUnix prints whether the socket was replaced by one that listens.
+// reportUnix prints whether the socket was replaced by a listening one.
 func reportUnix(name string, fd int, err error) {
 	what := "own"
 	if on, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); on == 1 {
@@ -156,7 +156,7 @@ func reportUnix(name string, fd int, err error) {
 
 func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
-// report binds and prints whether the socket was replaced by one that listens.
+// report binds a socket, and prints whether it was replaced by a listening one.
 func report(name string, fd int, addr string) {
 	ap := netip.MustParseAddrPort(addr)
 	var sa unix.Sockaddr = &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
@@ -176,11 +176,11 @@ func report(name string, fd int, addr string) {
 	fmt.Printf("%s=%s;\n", name, what)
 }
 
-// handoff is the start of a script whose binds of addr are handed over.
+// handoff returns the start of a script whose binds of addr are handed over.
 func (b *bench) handoff(id string, run uint64, addr, steps string) shimctl.Start {
 	m := b.launch(id, run, "")
 	m.Command = []string{b.exe}
-	m.Env = append(m.Env, "LULL_TEST_SCRIPT="+steps, "GORACE=atexit_sleep_ms=0") // the race detector ends a program a second late
+	m.Env = append(m.Env, "LULL_TEST_SCRIPT="+steps, "GORACE=atexit_sleep_ms=0") // the race detector would otherwise delay the program's exit by a second
 	m.Handoff = []string{addr}
 	return m
 }
@@ -196,21 +196,21 @@ func (b *bench) checkHandoff() {
 	}
 }
 
-// begin starts a run and returns what reports its binds.
+// begin starts a run, and returns the descriptor on which its binds are reported.
 func (b *bench) begin(m shimctl.Start) (shimctl.Started, *letGo) {
 	b.t.Helper()
 	s, fd, err := b.c.StartHandoff(waittest.Context(b.t), m)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	// None comes with a program that has ended already.
+	// There is no descriptor if the program has already ended.
 	l := &letGo{FD: fd}
 	b.t.Cleanup(func() { l.close(); _ = syscall.Kill(-s.PID, syscall.SIGKILL) })
 	return s, l
 }
 
-// letGo is a descriptor that is closed once: its number soon belongs to a test
-// beside this one.
+// letGo closes a descriptor at most once, because a concurrent test may soon have
+// the same number.
 type letGo struct {
 	FD   int
 	once sync.Once
@@ -231,8 +231,8 @@ func freeAddr(t *testing.T, network, host string) string {
 	return addr
 }
 
-// TestHandoffOfBinds states which binds are given the kept socket, and of which
-// family that then is.
+// TestHandoffOfBinds checks which binds get the held socket, and which address form
+// that socket then has.
 func TestHandoffOfBinds(t *testing.T) {
 	b := newBench(t).start()
 	b.checkHandoff()
@@ -283,10 +283,9 @@ func TestHandoffOfBinds(t *testing.T) {
 	}
 }
 
-// TestHandoffKeepsClients checks that a client that comes before the program
-// binds is answered, whatever form the program binds, and so is a client that
-// comes between two runs. From its second run on the program gets the form that
-// it had bound.
+// TestHandoffKeepsClients checks that a client that comes before the program binds,
+// or between two runs, is answered, whatever address form the program binds. From
+// the second run on, the held socket has the form that the program bound.
 func TestHandoffKeepsClients(t *testing.T) {
 	b := newBench(t).start()
 	b.checkHandoff()
@@ -330,9 +329,9 @@ func TestHandoffKeepsClients(t *testing.T) {
 	}
 }
 
-// TestHandoffOutlivesShim checks that a bind waits while the shim is replaced,
-// also one that the killed shim had read and not answered, and gets the socket
-// from the next shim.
+// TestHandoffOutlivesShim checks that a bind waits while the shim is replaced, and
+// gets the socket from the next shim, even if the killed shim had read the report
+// and not answered.
 func TestHandoffOutlivesShim(t *testing.T) {
 	for _, read := range []bool{false, true} {
 		t.Run(fmt.Sprintf("read %v", read), func(t *testing.T) {
@@ -345,7 +344,7 @@ func TestHandoffOutlivesShim(t *testing.T) {
 			defer shimctl.CloseAll(fds)
 			b.stop(syscall.SIGKILL)
 			errtest.None(t, os.WriteFile(file, nil, 0o600))
-			// The call has come when its report can be read.
+			// Wait until the report can be read: then the program has called bind.
 			poll := []unix.PollFd{{Fd: int32(fd.FD), Events: unix.POLLIN}}
 			n, err := unix.Poll(poll, int(waitLimit.Milliseconds()))
 			for errors.Is(err, unix.EINTR) {

@@ -19,8 +19,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestHandoffOfUnixBinds states which binds are given the kept socket of an
-// exposed path, and that its file stays whatever the program removes.
+// TestHandoffOfUnixBinds checks which binds get the held socket of an exposed path,
+// and that the socket's file stays whatever the program removes.
 func TestHandoffOfUnixBinds(t *testing.T) {
 	b := newBench(t).start()
 	b.checkHandoff()
@@ -73,8 +73,8 @@ func TestHandoffOfUnixBinds(t *testing.T) {
 	}
 }
 
-// TestHandoffOfUDPBinds checks that a program finds datagrams that were sent
-// while it did not run in its socket, whatever form it binds.
+// TestHandoffOfUDPBinds checks that a program receives the datagrams that were sent
+// while it did not run, whatever address form it binds.
 func TestHandoffOfUDPBinds(t *testing.T) {
 	b := newBench(t).start()
 	b.checkHandoff()
@@ -113,8 +113,8 @@ func TestHandoffOfUDPBinds(t *testing.T) {
 }
 
 // TestUnixDoor checks that the program accepts no new client while the door is
-// shut. Once it is open again, the program serves them, and sees their own
-// user. Clients waiting at a door that stays shut are served by the next run.
+// shut, and that it serves them, and sees their user, once the door is open again.
+// If the door stays shut, the next run serves them.
 func TestUnixDoor(t *testing.T) {
 	b := newBench(t).start()
 	b.checkHandoff()
@@ -147,7 +147,7 @@ func TestUnixDoor(t *testing.T) {
 	served(dialAs(t, uid, path))
 	for range 3 {
 		door(true)
-		door(true) // again, as after a lost answer
+		door(true) // repeated, as after an answer that was lost
 		waits := []net.Conn{dialAs(t, uid, path), dialAs(t, uid, path)}
 		for _, c := range waits {
 			_ = c.SetDeadline(time.Now().Add(20 * time.Millisecond))
@@ -163,7 +163,7 @@ func TestUnixDoor(t *testing.T) {
 	}
 	door(true)
 	waits := dialAs(t, uid, path)
-	b.stop(syscall.SIGKILL) // its successor knows which socket is which
+	b.stop(syscall.SIGKILL) // the next shim must find out which file belongs to which socket
 	b.start()
 	errtest.None(t, syscall.Kill(s.PID, syscall.SIGKILL))
 	b.exit("a", 1)
@@ -185,7 +185,7 @@ func dialAs(t *testing.T, uid int, path string) net.Conn {
 	}
 	done := make(chan result)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		runtime.LockOSThread() // not unlocked, so that the thread ends with this goroutine
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err == nil && uid != os.Getuid() {
 			if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); e != 0 {

@@ -16,26 +16,26 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// held is a socket that outlives the program that accepts or receives on it.
+// held is a socket that outlives the programs that accept or receive on it.
 type held struct {
-	addr string // the requested address, as shimctl.Addr returns it
-	as   form   // the bound address; a program may bind more than is exposed
+	addr string // the requested address, in the form of shimctl.Addr
+	as   form   // the bound address; a program may have bound more than is exposed
 	fd   int
-	file fileID // of a unix socket
+	file fileID // for a unix socket
 }
 
-// form is the address form of a socket.
+// form is the address of a socket, with the families that it accepts.
 type form struct {
-	ip   netip.Addr // IPv4, or IPv6 with IPv4 mapped into it
+	ip   netip.Addr // an IPv4 address, or an IPv6 address that may be a mapped IPv4 one
 	port uint16
 	dual bool   // [::] that also accepts IPv4
 	udp  bool   // a UDP socket; otherwise it listens
-	path string // of a unix socket, in place of all of these
+	path string // path of a unix socket; the other fields are then zero
 }
 
 func (f form) v4() bool { return f.ip.Is4() }
 
-// String returns the form that parseForm parses.
+// String returns f in the format that parseForm accepts.
 func (f form) String() string {
 	proto := ""
 	switch {
@@ -89,9 +89,10 @@ func formOf(fd int) (form, error) {
 	return form{}, unix.EAFNOSUPPORT
 }
 
-// hold binds the addresses in addrs that old does not have, keeps those in
-// both, and returns the sockets to close. as contains other forms to bind, by
-// address. On an error nothing has changed.
+// hold returns the sockets for addrs: those that old has, and new ones for the
+// others, which it binds. If as has an entry for an address, it binds that form
+// instead. drop are the sockets of old that the caller must close. After an error
+// nothing has changed.
 func hold(old []held, addrs []string, as map[string]string) (now, drop []held, err error) {
 	have := map[string]held{}
 	for _, h := range old {
@@ -107,7 +108,7 @@ func hold(old []held, addrs []string, as map[string]string) (now, drop []held, e
 		seen[a] = true
 		h, ok := have[a]
 		if !ok && isSpare(a) {
-			continue // nothing takes its place
+			continue // a spare that has been lost is not replaced
 		}
 		if !ok {
 			h = held{addr: a}
@@ -134,11 +135,12 @@ func hold(old []held, addrs []string, as map[string]string) (now, drop []held, e
 	return now, drop, nil
 }
 
-// backlog is more than the kernel usually allows; net.core.somaxconn limits it.
+// backlog is the backlog that the shim requests. net.core.somaxconn limits it,
+// usually to less.
 const backlog = 4096
 
-// parseAddr parses host:port. An empty host means every address of both
-// families (any6); localhost is 127.0.0.1.
+// parseAddr parses host:port. An empty host means every address of both families,
+// and sets any6; localhost means 127.0.0.1.
 func parseAddr(addr string) (ip netip.Addr, port int, any6 bool, err error) {
 	host, p, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -160,7 +162,7 @@ func parseAddr(addr string) (ip netip.Addr, port int, any6 bool, err error) {
 	return ip, int(n), false, nil
 }
 
-// listen makes a socket that is bound to addr and, except for UDP, listens.
+// listen returns a socket bound to addr. Unless it is a UDP socket, it listens.
 func listen(addr string) (int, error) {
 	if user, path, ok := shimctl.UnixAddr(addr); ok {
 		return listenUnix(user, path)
@@ -204,7 +206,7 @@ func bind(ip netip.Addr, port int, dual, udp bool) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if !udp { // it would let others share a UDP port
+	if !udp { // for UDP, this option would let others share the port
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	}
 	if err == nil && family == unix.AF_INET6 {
@@ -239,12 +241,12 @@ func (s *Shim) hold(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot hold %d addresses for %s with %d descriptors", len(m.Addrs), m.ID, len(r.FDs))
 	}
 	s.mu.Lock()
-	for i, fd := range r.FDs { // kept by the daemon while the shim was replaced
+	for i, fd := range r.FDs { // the daemon kept these while the shim was replaced
 		has := slices.ContainsFunc(s.held[m.ID], func(h held) bool { return h.addr == m.Addrs[i] })
 		if has {
 			continue
 		}
-		if f, err := formOf(fd); err == nil && (f.port != 0 || f.path != "") { // a released socket does not listen
+		if f, err := formOf(fd); err == nil && (f.port != 0 || f.path != "") { // a socket without an address cannot be held; a released one has an address but does not listen
 			h := held{addr: m.Addrs[i], as: f, fd: fd}
 			h.identify()
 			s.held[m.ID] = append(s.held[m.ID], h)
@@ -260,7 +262,8 @@ func listening(fd int) bool {
 	return err == nil && on == 1
 }
 
-// setHeld holds exactly addrs under id, and records that for a later shim.
+// setHeld makes exactly the sockets for addrs held under id, and records that for a
+// later shim.
 func (s *Shim) setHeld(id string, addrs []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,7 +290,7 @@ func (s *Shim) setHeldLocked(id string, addrs []string) error {
 	return s.saveHeldLocked(id)
 }
 
-// saveHeldLocked writes what is held under id for a later shim.
+// saveHeldLocked records for a later shim what is held under id. s.mu must be held.
 func (s *Shim) saveHeldLocked(id string) error {
 	return save(s.dir.heldFile(id), holdOf(id, s.held[id]), false)
 }
@@ -300,7 +303,7 @@ func holdOf(id string, hs []held) shimctl.Hold {
 	return m
 }
 
-// keepHeld holds those of addrs that are not held under id yet.
+// keepHeld also holds those of addrs that are not yet held under id.
 func (s *Shim) keepHeld(id string, addrs []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -313,9 +316,9 @@ func (s *Shim) keepHeld(id string, addrs []string) error {
 	return s.setHeldLocked(id, all)
 }
 
-// loadHeld holds again what an earlier shim held. It takes the sockets from
-// programs that run and binds the others anew. Those that fail are left to the
-// daemon, which may have kept them.
+// loadHeld holds again what an earlier shim held. It duplicates the sockets of
+// programs that run, and binds the others anew. It reports those that fail; the
+// daemon may have kept them.
 func (s *Shim) loadHeld() error {
 	all, err := loadAll(s.dir.path+"/held", func(h shimctl.Hold) error { return validID(h.ID) })
 	errs := []error{err}
@@ -349,9 +352,9 @@ func (s *Shim) loadHeld() error {
 	return errors.Join(errs...)
 }
 
-// fromProgram duplicates the listening sockets that a program got from an
-// earlier shim. They are identified by their address, or by the bound address
-// that as contains.
+// fromProgram duplicates the listening sockets that a program got from an earlier
+// shim. It recognizes a socket by its address in addrs, or by the bound address
+// that as has for it.
 func (s *Shim) fromProgram(pid int, addrs []string, as map[string]string) (found []held) {
 	fds, err := s.proc.Sockets(pid)
 	if err != nil {
@@ -437,7 +440,7 @@ func (s *Shim) listeners(_ context.Context, r *shimctl.Request) (shimctl.Answer,
 	return a, nil
 }
 
-// listHeld lists the ids under which sockets are held.
+// listHeld lists the IDs under which sockets are held.
 func (s *Shim) listHeld(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Listing
 	if err := r.Into(&m); err != nil {
@@ -459,8 +462,8 @@ func (s *Shim) listHeld(_ context.Context, r *shimctl.Request) (shimctl.Answer, 
 	return shimctl.Answer{Body: out}, nil
 }
 
-// dup duplicates descriptors of a process below the shim. With Yama at level 1
-// only an ancestor may do that, which is why the daemon asks the shim.
+// dup duplicates descriptors of a process below the shim. With Yama at level 1 only
+// an ancestor may do that, so the daemon asks the shim.
 func (s *Shim) dup(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Dup
 	if err := r.Into(&m); err != nil {

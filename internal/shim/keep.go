@@ -8,9 +8,10 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// keep keeps a descriptor open across a restart of the daemon, or closes the one that
-// is kept under an id. What it is the shim does not know: the kernel keeps something
-// as long as it is open, such as the rules that make clients of a port wait.
+// keep keeps a descriptor open under an ID across a restart of the daemon,
+// replacing an earlier one. Without a descriptor it only closes the earlier one.
+// The shim does not know what the descriptor is. The kernel keeps some things only
+// as long as they are open, such as the rules that make clients of a port wait.
 func (s *Shim) keep(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Name
 	if err := r.Into(&m); err != nil {
@@ -31,7 +32,7 @@ func (s *Shim) keep(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 	return shimctl.Answer{}, nil
 }
 
-// dropKept closes what is kept for a daemon that is gone.
+// dropKept closes the kept descriptors of a daemon that has not come back.
 func (s *Shim) dropKept() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,35 +18,35 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// The watchdog holds duplicates of the descriptors that would be lost if the
-// shim and the daemon were killed together: the held sockets, and the
-// descriptors that report binds. It never uses them. The next shim takes them
-// from keepSocket, so that clients stay in their queues and binds wait.
+// The watchdog holds duplicates of the descriptors that would be lost if the shim
+// and the daemon were killed together: the held sockets, and the descriptors on
+// which binds are reported. It never uses them. The next shim gets them through
+// keepSocket, so clients stay in their queues and binds wait.
 
 const (
 	keepSocket = "keep.sock"     // in the shim's directory; the watchdog listens there
-	keepAck    = 5 * time.Second // longest wait for the watchdog's answer before it is replaced
+	keepAck    = 5 * time.Second // a watchdog that does not answer within this time is replaced
 	maxKept    = 64 << 10        // maximum size of a message, in bytes
 )
 
 // keptFD describes one descriptor that the watchdog holds.
 type keptFD struct {
-	Addr   string `json:"addr,omitempty"` // requested address of a held socket; empty for a filter
-	Run    uint64 `json:"run,omitempty"`  // run of a filter
+	Addr   string `json:"addr,omitempty"` // requested address of a held socket; empty for a filter's descriptor
+	Run    uint64 `json:"run,omitempty"`  // for a filter's descriptor
 	Inode  uint64 `json:"inode,omitempty"`
 	Handed bool   `json:"handed,omitempty"` // the socket was handed to the running program
 }
 
 // keptMessage replaces what the watchdog holds under an ID. The descriptors are
-// sent along, in the order of FDs. ID is empty in the last message to a shim
-// that takes over, and from a shim that ends on purpose.
+// sent along, in the order of FDs. An empty ID ends the messages: to a shim that
+// takes over it marks the last one, and from a shim it means that the shim ends on
+// purpose.
 type keptMessage struct {
 	ID  string   `json:"id,omitempty"`
 	FDs []keptFD `json:"fds,omitempty"`
 }
 
-// keptLocked lists what must survive this shim under an ID. The caller holds
-// mu.
+// keptLocked returns what must survive this shim under an ID. s.mu must be held.
 func (s *Shim) keptLocked(id string) (m keptMessage, fds []int) {
 	m.ID = id
 	var filters []*filter
@@ -57,13 +57,13 @@ func (s *Shim) keptLocked(id string) (m keptMessage, fds []int) {
 	}
 	slices.SortFunc(filters, func(a, b *filter) int { return cmp.Compare(b.run, a.run) })
 	handed := map[uint64]bool{}
-	for _, f := range filters[:min(len(filters), 2)] { // those of the newest run, and of one that is ending
+	for _, f := range filters[:min(len(filters), 2)] { // of the newest run, and of one that is still ending
 		m.FDs, fds = append(m.FDs, keptFD{Run: f.run}), append(fds, f.fd)
 		maps.Copy(handed, f.handed)
 	}
 	for _, h := range s.held[id] {
 		if len(fds) == shimctl.MaxFDs {
-			break // the rest will be bound anew
+			break // the next shim will bind the rest anew
 		}
 		inode := inodeOf(h.fd)
 		m.FDs = append(m.FDs, keptFD{Addr: h.addr, Inode: inode, Handed: handed[inode]})
@@ -72,8 +72,8 @@ func (s *Shim) keptLocked(id string) (m keptMessage, fds []int) {
 	return m, fds
 }
 
-// mirrorLocked makes the watchdog hold what is now held under an ID. It returns
-// once the watchdog has released the rest. The caller holds mu.
+// mirrorLocked makes the watchdog hold exactly what is held under an ID. It returns
+// once the watchdog has closed everything else. s.mu must be held.
 func (s *Shim) mirrorLocked(id string) {
 	if id == tryID {
 		return
@@ -83,16 +83,16 @@ func (s *Shim) mirrorLocked(id string) {
 		return
 	}
 	if s.dog == 0 && len(fds) > 0 {
-		if err := s.watchedLocked(); err != nil { // a new watchdog gets everything when it starts
-			s.log.Error("no watchdog; killing the daemon and the shim together would cut clients and let binds fail", "err", err)
+		if err := s.watchedLocked(); err != nil { // a new watchdog gets everything when it starts, so nothing else is to be done
+			s.log.Error("cannot start the watchdog; if the daemon and the shim are killed together, clients are disconnected and binds fail", "err", err)
 		}
 		return
 	}
 	s.giveDogLocked(m, fds)
 }
 
-// giveDogLocked sends one message to the watchdog and waits for its answer. A
-// watchdog that does not answer is replaced. The caller holds mu.
+// giveDogLocked sends one message to the watchdog and waits for the answer. It ends
+// a watchdog that does not answer. s.mu must be held.
 func (s *Shim) giveDogLocked(m keptMessage, fds []int) {
 	if s.dog == 0 || s.dogFD < 0 {
 		return
@@ -115,7 +115,7 @@ func (s *Shim) giveDogLocked(m keptMessage, fds []int) {
 	}
 }
 
-// mirrorAllLocked gives a new watchdog everything. The caller holds mu.
+// mirrorAllLocked sends everything to a new watchdog. s.mu must be held.
 func (s *Shim) mirrorAllLocked() {
 	s.dogHas = map[string][]keptFD{}
 	ids := map[string]bool{}
@@ -132,8 +132,8 @@ func (s *Shim) mirrorAllLocked() {
 	}
 }
 
-// takeOver takes what the watchdog of a killed shim holds. The returned
-// function lets that watchdog end.
+// takeOver takes over what the watchdog of a killed shim holds. The caller must
+// call done, which lets that watchdog end.
 func (s *Shim) takeOver() (done func(), err error) {
 	done = func() {}
 	dir, err := unix.Open(s.dir.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -145,7 +145,7 @@ func (s *Shim) takeOver() (done func(), err error) {
 	if err != nil {
 		return done, err
 	}
-	// The path itself may be too long for a socket address.
+	// The path may be too long for a socket address, hence the detour.
 	err = unix.Connect(c, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, keepSocket)})
 	if err != nil {
 		unix.Close(c)
@@ -164,7 +164,7 @@ func (s *Shim) takeOver() (done func(), err error) {
 		if m.ID == "" {
 			return func() {
 				_, _ = unix.Write(c, []byte{0})
-				_ = readAck(c) // it has closed its duplicates
+				_ = readAck(c) // the answer means that it has closed its duplicates
 				unix.Close(c)
 			}, nil
 		}
@@ -172,7 +172,8 @@ func (s *Shim) takeOver() (done func(), err error) {
 	}
 }
 
-// takeKept holds what the watchdog held under one ID.
+// takeKept takes over what the watchdog holds under one ID, and takes ownership of
+// fds.
 func (s *Shim) takeKept(m keptMessage, fds []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +203,7 @@ func (s *Shim) takeKept(m keptMessage, fds []int) {
 	s.sortSparesLocked(m.ID)
 }
 
-// limitIO bounds how long a message may take.
+// limitIO bounds how long a message on fd may take.
 func limitIO(fd int) {
 	limit := unix.NsecToTimeval(keepAck.Nanoseconds())
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // it also works without the limit
@@ -229,7 +230,7 @@ func sendKept(fd int, m keptMessage, fds []int) error {
 	}
 }
 
-// errKeeperEnded means that the other end is closed.
+// errKeeperEnded means that the other end of the connection is closed.
 var errKeeperEnded = errors.New("the other end is closed")
 
 func receiveKept(fd int) (m keptMessage, fds []int, err error) {
@@ -299,8 +300,8 @@ func (k kept) close() {
 	}
 }
 
-// follow keeps what the shim sends on fd until the shim ends. It returns false
-// if the shim ended on purpose.
+// follow stores what the shim sends on fd, until the shim ends. killed is false if
+// the shim has ended on purpose.
 func (k *keeper) follow(fd int) (killed bool, err error) {
 	for {
 		m, fds, err := receiveKept(fd)
@@ -332,8 +333,8 @@ func (k *keeper) follow(fd int) (killed bool, err error) {
 	}
 }
 
-// listenKept listens where the next shim connects. The working directory must
-// be the shim's.
+// listenKept returns the listener to which the next shim connects. The working
+// directory must be the shim's.
 func listenKept() (int, error) {
 	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -353,8 +354,8 @@ func listenKept() (int, error) {
 	return l, nil
 }
 
-// serve passes everything to a shim that connects to l. It returns nil once the
-// shim holds it.
+// serve passes everything to shims that connect to l, until one has confirmed that
+// it has taken over. Then it closes the duplicates and returns nil.
 func (k *keeper) serve(l int) error {
 	for {
 		c, _, err := unix.Accept4(l, unix.SOCK_CLOEXEC)
@@ -366,7 +367,8 @@ func (k *keeper) serve(l int) error {
 		}
 		limitIO(c)
 		if k.giveAll(c) == nil {
-			// The shim may take long to start a watchdog of its own.
+			// The shim confirms only after it has started its own watchdog, which
+			// may take long.
 			none := unix.Timeval{}
 			_ = unix.SetsockoptTimeval(c, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &none)
 			if readAck(c) == nil {

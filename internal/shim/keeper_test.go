@@ -18,8 +18,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// dieTogether kills the shim after the daemon has let go of everything that it
-// holds, as when both are killed together.
+// dieTogether kills the shim after the daemon has closed everything that it holds,
+// as if both were killed together.
 func (b *bench) dieTogether(held ...*letGo) {
 	b.t.Helper()
 	for _, l := range held {
@@ -28,8 +28,8 @@ func (b *bench) dieTogether(held ...*letGo) {
 	b.stop(syscall.SIGKILL)
 }
 
-// adoptShim connects to a shim that the watchdog started, and ends it at the end
-// of the test.
+// adoptShim connects to a shim that the watchdog has started, and makes the test
+// end that shim.
 func (b *bench) adoptShim() {
 	b.t.Helper()
 	b.connect()
@@ -40,9 +40,9 @@ func (b *bench) adoptShim() {
 	})
 }
 
-// TestBothKilledKeepsClients kills the daemon and the shim together. The
-// clients in the queue, the binds that arrive and the port survive. The next
-// shim is started by a daemon or, without one, by the watchdog.
+// TestBothKilledKeepsClients checks that, if the daemon and the shim are killed
+// together, the clients in the queue, the binds that arrive and the port survive.
+// The next shim is started by a daemon or, if there is none, by the watchdog.
 func TestBothKilledKeepsClients(t *testing.T) {
 	for _, daemon := range []bool{true, false} {
 		t.Run(fmt.Sprintf("a daemon starts the next shim %v", daemon), func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestBothKilledKeepsClients(t *testing.T) {
 			s, fd := b.begin(b.handoff("a", 1, addr, "tcp4 a\nawait "+file+"\nbind a "+addr+"\nserve a"))
 			var wg sync.WaitGroup
 			ask := func(when string) {
-				c, err := net.DialTimeout("tcp", addr, waitLimit) // it is in the queue
+				c, err := net.DialTimeout("tcp", addr, waitLimit) // this client waits in the queue
 				if err != nil {
 					t.Errorf("%s: %v", when, err)
 					return
@@ -69,7 +69,7 @@ func TestBothKilledKeepsClients(t *testing.T) {
 			ask("before the kill")
 			b.dieTogether(fd)
 			ask("after the kill")
-			if err := os.WriteFile(file, nil, 0o600); err != nil { // it binds while there is no shim
+			if err := os.WriteFile(file, nil, 0o600); err != nil { // makes the program bind while there is no shim
 				t.Fatal(err)
 			}
 			ask("while it binds")
@@ -83,7 +83,7 @@ func TestBothKilledKeepsClients(t *testing.T) {
 			b.waitText(b.logPath("a"), "a=kept4;")
 			errtest.None(t, syscall.Kill(s.PID, syscall.SIGKILL))
 			b.exit("a", 1)
-			if err := b.c.Unhold(waittest.Context(t), "a"); err != nil { // by a user: now it is closed
+			if err := b.c.Unhold(waittest.Context(t), "a"); err != nil { // as a user would; now the port must be closed
 				t.Fatal(err)
 			}
 			if c, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -96,8 +96,8 @@ func TestBothKilledKeepsClients(t *testing.T) {
 	}
 }
 
-// TestKeeperReplaced checks that a watchdog that was killed or does not answer
-// is replaced, and that the next one holds everything.
+// TestKeeperReplaced checks that a watchdog that was killed or does not answer is
+// replaced, and that the new one holds everything.
 func TestKeeperReplaced(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
 		t.Run(sig.String(), func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestKeeperReplaced(t *testing.T) {
 				t.Fatal("there is no watchdog")
 			}
 			errtest.None(t, syscall.Kill(first, sig))
-			// Until then, one of its threads may still answer.
+			// Before it is stopped, one of its threads could still answer.
 			waittest.Until(t, "the watchdog is stopped or has ended", func() bool { s := state(t, first); return s == "T" || s == "Z" || s == "gone" })
 			errtest.None(t, b.c.Hold(waittest.Context(t), "b", []string{other}))
 			waittest.Until(t, "another watchdog", func() bool {
@@ -135,7 +135,7 @@ func TestKeeperReplaced(t *testing.T) {
 	}
 }
 
-// listens counts the sockets of a process.
+// listens returns the number of sockets that a watchdog holds.
 func listens(pid int) (n int) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	all, _ := os.ReadDir(dir)
@@ -144,12 +144,12 @@ func listens(pid int) (n int) {
 			n++
 		}
 	}
-	return n - 2 // its link to the shim, and the one for the next shim
+	return n - 2 // without its connection to the shim and its listener for the next shim
 }
 
-// TestDyingShim checks that a killed shim whose socket is still open, as on a
-// busy machine that has not closed all its descriptors yet, is not taken for
-// another shim: the watchdog thaws and keeps its descriptors.
+// TestDyingShim checks that a killed shim whose socket still listens is not taken
+// for another shim, so that the watchdog thaws and keeps its descriptors. On a busy
+// machine the kernel may not have closed all its descriptors yet.
 func TestDyingShim(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).start()
@@ -162,7 +162,7 @@ func TestDyingShim(t *testing.T) {
 	}
 	b.dieTogether()
 	waittest.Until(t, "the run is thawed", func() bool { return state(t, pid) != "T" })
-	_ = syscall.Close(open) // nothing accepts there
+	_ = syscall.Close(open) // nothing accepts on it
 	b.adoptShim()
 	if l, err := b.c.Holds(waittest.Context(t)); err != nil || len(l) != 1 {
 		t.Errorf("the next shim holds sockets of %v, %v; want those of b", l, err)

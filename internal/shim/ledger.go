@@ -14,7 +14,7 @@ func (s *Shim) list(_ context.Context, q *shimctl.Request) (shimctl.Answer, erro
 	if err := q.Into(&m); err != nil {
 		return shimctl.Answer{}, err
 	}
-	// Wait for starts in progress, so that none is missing.
+	// Wait for starts in progress, so that the answer includes them.
 	s.begin.Lock()
 	//lint:ignore SA2001 passing through is the point
 	s.begin.Unlock()
@@ -45,7 +45,7 @@ func (s *Shim) list(_ context.Context, q *shimctl.Request) (shimctl.Answer, erro
 	return shimctl.Answer{Body: out}, nil
 }
 
-// ofID returns the runs of one id. The caller holds mu.
+// ofID returns the runs of one ID. s.mu must be held.
 func (s *Shim) ofID(id string) (out []shimctl.Run) {
 	if r := s.runs[id]; r != nil && r.state == alive {
 		out = append(out, r.Run)
@@ -80,8 +80,8 @@ func (s *Shim) ackExit(_ context.Context, q *shimctl.Request) (shimctl.Answer, e
 	s.mu.Unlock()
 	s.note()
 	// Remove the run's file first. If only the exit's file is left, the end is
-	// reported once more; if only the run's file were left, a finished run would
-	// be adopted.
+	// merely reported once more. If only the run's file were left, a run that has
+	// ended would be adopted.
 	var err error
 	if drop {
 		err = remove(s.dir.runFile(m.ID))

@@ -10,9 +10,9 @@ import (
 )
 
 // RaiseFiles raises this process's limit on open files to the hard limit or, as
-// root, to the kernel's maximum per process. It bypasses the Go runtime's
-// handling of the limit, so that programs started by this process still get the
-// original limit.
+// root, to the kernel's maximum per process, and returns the limit. It bypasses the
+// Go runtime, so that programs started by this process still get the original
+// limit.
 func RaiseFiles() (uint64, error) {
 	var was unix.Rlimit
 	if err := prlimit(nil, &was); err != nil {

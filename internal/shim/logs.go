@@ -18,17 +18,17 @@ import (
 const (
 	chunkSize  = 64 << 10               // maximum size of a read; the capacity of a pipe
 	queued     = 64                     // chunks between the reader and the writer
-	slowDisk   = 100 * time.Millisecond // wait after which bytes are dropped instead of blocking programs
-	openLogs   = 32                     // logs whose files, two each, are kept open
+	slowDisk   = 100 * time.Millisecond // how long the reader waits for the writer before it drops bytes
+	openLogs   = 32                     // number of logs whose files, two each, are kept open
 	defaultMax = 10 << 20
 )
 
-// logs reads the output pipes of all runs in one goroutine and writes their
-// files in another. A slow or full disk therefore costs bytes, which are
-// counted and noted in the log, and never blocks a program for long.
+// logs reads the output pipes of all runs in one goroutine and writes their files
+// in another. If the disk is slow or full, output is dropped, and the number of
+// dropped bytes is noted in the log. A program is never blocked for long.
 type logs struct {
 	ep    int
-	wake  int // eventfd that ends read
+	wake  int // eventfd that makes read return
 	log   *slog.Logger
 	queue chan chunk
 	pool  sync.Pool
@@ -40,10 +40,10 @@ type logs struct {
 
 	names sync.Mutex // held while the name of a pipe is created or removed
 
-	open []*sink // with an open file, least recently used first; owned by the writer
+	open []*sink // those with an open file, the least recently used first; used only by the writer
 }
 
-// source is the object of an epoll registration: a pipe or a process.
+// source is what an epoll registration refers to: a pipe or a process.
 type source struct {
 	fd   int
 	sink *sink  // for a pipe
@@ -51,7 +51,7 @@ type source struct {
 	path string // path of the pipe
 }
 
-// sink is one log file. Only the writer uses file.
+// sink is one log file. Only the writer uses its file.
 type sink struct {
 	mu      sync.Mutex
 	dropped int64
@@ -64,7 +64,7 @@ func newSink(path string, maxSize int64) *sink {
 	return &sink{file: logfile.New(path, cmp.Or(max(maxSize, 0), defaultMax))}
 }
 
-// chunk is the data of one read; no data means the end.
+// chunk is the data of one read. No data means that the pipe has ended.
 type chunk struct {
 	sink *sink
 	b    *[]byte
@@ -90,7 +90,8 @@ func newLogs(log *slog.Logger, dead func(pid int)) (*logs, error) {
 	return l, nil
 }
 
-// run reads and writes until ctx ends and everything that was read is written.
+// run reads and writes until ctx ends and everything that was read has been
+// written.
 func (l *logs) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
@@ -131,8 +132,8 @@ func (l *logs) add(s *source) error {
 	return nil
 }
 
-// follow copies the pipe at path into the log file until it has no writers;
-// then it removes the pipe.
+// follow copies the pipe at path to the log file until the pipe has no writers.
+// Then it removes the pipe.
 func (l *logs) follow(path, logPath string, maxSize int64) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -141,9 +142,9 @@ func (l *logs) follow(path, logPath string, maxSize int64) error {
 	return l.add(&source{fd: fd, path: path, sink: newSink(logPath, maxSize)})
 }
 
-// resume follows a pipe that an earlier shim created. The kernel reports the
-// end of a pipe only to readers that saw a writer, so resume checks for the end
-// once.
+// resume is follow for a pipe that an earlier shim created. epoll reports the end
+// of a pipe only to a reader that has seen a writer, so resume checks once for the
+// end itself.
 func (l *logs) resume(path, logPath string, maxSize int64) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -161,7 +162,7 @@ func (l *logs) resume(path, logPath string, maxSize int64) error {
 	return l.add(s)
 }
 
-// watch calls dead once the process behind pidfd has ended.
+// watch calls dead when the process of pidfd has ended.
 func (l *logs) watch(pid, pidfd int) error { return l.add(&source{fd: pidfd, pid: pid}) }
 
 func (l *logs) read(ctx context.Context) error {
@@ -201,8 +202,8 @@ func (l *logs) read(ctx context.Context) error {
 	}
 }
 
-// unname removes the name of a pipe, unless another pipe has that name by now:
-// a run that was refused and is retried reuses it.
+// unname removes the file of a pipe, unless it is already another pipe's: a run
+// that was refused and is tried again has the same path.
 func (l *logs) unname(s *source) error {
 	l.names.Lock()
 	defer l.names.Unlock()
@@ -220,13 +221,14 @@ func (l *logs) forget(id uint64, s *source) {
 	unix.Close(s.fd)
 }
 
-// finish closes the log file of a run that is over. Its instance may be
-// removed, and a deleted file keeps its disk space while it is open.
+// finish closes the log file of a run that has ended. If the instance is removed,
+// an open file would continue to use disk space.
 func (l *logs) finish(s *source) {
 	l.enqueue(chunk{sink: s.sink, b: l.pool.Get().(*[]byte)})
 }
 
-// once reads one chunk from a pipe. over reports that it has no writers left.
+// once reads one chunk from a pipe. over reports whether the pipe has no writers
+// left.
 func (l *logs) once(s *source) (over bool) {
 	b := l.pool.Get().(*[]byte)
 	n, err := unix.Read(s.fd, *b)
@@ -238,7 +240,7 @@ func (l *logs) once(s *source) (over bool) {
 	return false
 }
 
-// drain reads what is in a pipe now.
+// drain reads everything that is in a pipe at present.
 func (l *logs) drain(s *source) (over bool) {
 	for {
 		b := l.pool.Get().(*[]byte)
@@ -254,7 +256,8 @@ func (l *logs) drain(s *source) (over bool) {
 	}
 }
 
-// enqueue passes a chunk to the writer, or drops it if the disk is too slow.
+// enqueue passes a chunk to the writer. If the writer is too slow, it drops the
+// chunk.
 func (l *logs) enqueue(c chunk) {
 	select {
 	case l.queue <- c:
@@ -302,7 +305,7 @@ func (l *logs) put(s *sink, b []byte, at time.Time) {
 	s.mu.Unlock()
 	if dropped > 0 {
 		note := fmt.Sprintf("\n[lull] %d bytes of output are missing here: %s\n", dropped, why)
-		if err := l.append(s, []byte(note), at); err != nil { // without the note, b would seem to follow directly
+		if err := l.append(s, []byte(note), at); err != nil { // without the note, b would seem to follow what was written before
 			s.drop(int(dropped)+len(b), why)
 			s.close()
 			l.unlist(s)
@@ -311,12 +314,13 @@ func (l *logs) put(s *sink, b []byte, at time.Time) {
 	}
 	if err := l.append(s, b, at); err != nil {
 		s.drop(len(b), err.Error())
-		s.close() // the next attempt may succeed on another disk
+		s.close() // so that the next attempt opens the path again
 		l.unlist(s)
 	}
 }
 
-// append opens the file of s, and closes the least recently used one for it.
+// append writes b to the file of s. It opens the file if necessary, and then closes
+// the least recently used one.
 func (l *logs) append(s *sink, b []byte, at time.Time) error {
 	if len(b) == 0 {
 		return nil
@@ -341,4 +345,4 @@ func (l *logs) unlist(s *sink) {
 	}
 }
 
-func (s *sink) close() { _ = s.file.Close() } // every write was checked
+func (s *sink) close() { _ = s.file.Close() } // every write has been checked, so closing cannot lose data unnoticed

@@ -38,13 +38,14 @@ func TestLogRotates(t *testing.T) {
 	}
 }
 
-// A log that cannot be written costs bytes, which are counted, and nothing else.
+// TestLogCannotBeWritten checks that, if a log cannot be written, only bytes of it
+// are lost, and that their number is noted.
 func TestLogCannotBeWritten(t *testing.T) {
-	const before = 50_000 * 100 // more than the pipe and the shim's queue hold, so the shim has tried to write some of it
+	const before = 50_000 * 100 // more than the pipe and the shim's queue hold, so the shim must have tried to write some of it
 	b := newBench(t).start()
 	l := b.launch("full", 1, "yes 012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678 | head -c 5000000; echo done > $OUT; until [ -e $OUT.go ]; do sleep 0.01; done; echo after; exit 4")
 	dir := filepath.Join(b.dir, "later")
-	l.LogPath, l.LogMax = filepath.Join(dir, "log"), 2*before // nowhere yet
+	l.LogPath, l.LogMax = filepath.Join(dir, "log"), 2*before // its directory does not exist yet
 	errtest.Get(b.c.Start(waittest.Context(t), l))(t)
 	b.waitText(b.dir+"/out", "done")
 	errtest.None(t, os.Mkdir(dir, 0o700))
@@ -53,8 +54,8 @@ func TestLogCannotBeWritten(t *testing.T) {
 		t.Errorf("ended as %+v, want code 4", e)
 	}
 	b.waitText(l.LogPath, "after\n")
-	// Output that the shim had not tried to write when the folder was created
-	// is in the log.
+	// The log has the output that the shim had not yet tried to write when the
+	// directory was created.
 	text := b.text(l.LogPath)
 	if !strings.HasPrefix(text, "\n[lull] ") {
 		t.Errorf("the log begins with %q, want how much is missing", text[:min(len(text), 200)])
@@ -74,8 +75,9 @@ func TestLogCannotBeWritten(t *testing.T) {
 	}
 }
 
-// A dead shim neither ends nor hinders a program that writes, up to the
-// capacity of a pipe, and the next shim writes that output.
+// TestLogOverTheDeathOfTheShim checks that a program continues to write after the
+// shim has died, as far as the pipe has room, and that the next shim writes that
+// output to the log.
 func TestLogOverTheDeathOfTheShim(t *testing.T) {
 	b := newBench(t).start()
 	got := b.run("talks", 1, "echo one; until [ -e $OUT ]; do sleep 0.01; done; echo two; echo said > $OUT.said; exec sleep 1000")
@@ -104,7 +106,7 @@ func TestSecondShimRefuses(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), b.dir) {
 		t.Fatalf("a second shim on the same directory: %v, %s", err, out)
 	}
-	b.run("still", 1, "exec sleep 1000") // the first one is not hurt
+	b.run("still", 1, "exec sleep 1000") // the first run is not affected
 	errtest.Get(b.c.List(waittest.Context(t), ""))(t)
 }
 
@@ -128,7 +130,7 @@ func TestDamagedState(t *testing.T) {
 }
 
 func TestShimEnds(t *testing.T) {
-	// By itself, with nothing to keep and no daemon.
+	// The shim exits by itself if it has nothing to keep and no daemon.
 	b := newBench(t, "LULL_TEST_GONE=50ms", "LULL_TEST_LINGER=100ms")
 	b.cmd = b.command()
 	b.cmd.Stderr = b.log
@@ -138,9 +140,11 @@ func TestShimEnds(t *testing.T) {
 	if err := waittest.Receive(t, "a shim with nothing to keep ends", ended); err != nil {
 		t.Errorf("ended with %v: %s", err, b.text(b.log.Name()))
 	}
-	// Not with a program to keep; on SIGTERM it thaws it and leaves it running.
+	// With a program to keep it does not exit. On SIGTERM it thaws the program and
+	// leaves it running.
 	b = newBench(t, "LULL_TEST_GONE=50ms").start()
-	// Without a child: a shell that waits for one in vfork cannot be stopped.
+	// The shell must have no child: while it waits for one in vfork, it cannot be
+	// stopped.
 	got := b.run("kept", 1, "while :; do echo x >> $OUT; done")
 	waittest.Until(t, "it writes", func() bool { return len(b.text(b.dir+"/out")) > 10 })
 	errtest.None(t, syscall.Kill(-got.PID, syscall.SIGSTOP))
@@ -181,8 +185,8 @@ func TestNewestDaemonWins(t *testing.T) {
 	}
 }
 
-// The log of a run that is over is not kept open: once it is deleted it would
-// keep its room on the disk.
+// TestLogIsClosedAtTheEnd checks that the log of a run that has ended is closed,
+// because a deleted file uses disk space as long as it is open.
 func TestLogIsClosedAtTheEnd(t *testing.T) {
 	b := newBench(t).start()
 	b.run("short", 1, "echo said; until [ -e $OUT.go ]; do sleep 0.01; done")

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// Name is the file name of the supervisor, and the name with which any program
-// that contains it starts it.
+// Name is the file name of the supervisor. A program that contains the supervisor
+// starts it by running itself under this name.
 const Name = "lull-shim"
 
-// Main is the main function of lull-shim, with the arguments that follow its
-// name. It runs until ctx ends and returns the exit code. The caller ignores
-// SIGHUP and SIGPIPE.
+// Main is the main function of lull-shim. args are the arguments after its name. It
+// runs until ctx ends and returns the exit code. The caller must ignore SIGHUP and
+// SIGPIPE.
 func Main(ctx context.Context, args []string) int {
 	flags := flag.NewFlagSet(Name, flag.ContinueOnError)
 	dir := flags.String("dir", "", "directory of the shim (required; its socket is DIR/shim.sock)")
@@ -39,7 +39,8 @@ func Main(ctx context.Context, args []string) int {
 		fmt.Fprintln(os.Stderr, "cannot find this program's own file:", err)
 		return 1
 	}
-	// One process keeps thousands of pipes. Programs get back what we were given.
+	// This process keeps thousands of pipes open. Programs still get the original
+	// limit.
 	limit, err := RaiseFiles()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err != nil {

@@ -58,7 +58,7 @@ func shimMain(dir string) int {
 
 const waitLimit = waittest.Timeout
 
-// bench is a shim under test, with the daemon's side of it.
+// bench is a shim under test, together with a daemon's connection to it.
 type bench struct {
 	t   *testing.T
 	dir string
@@ -139,7 +139,7 @@ func (b *bench) execEnded(e shimctl.ExecEnded) {
 	b.execs[e.Exec] = e.Exit
 }
 
-// stop ends the shim, and is no error for one that has ended.
+// stop ends the shim with a signal. It is no error if the shim has already ended.
 func (b *bench) stop(sig syscall.Signal) {
 	if b.c != nil {
 		b.c.Close()
@@ -159,7 +159,7 @@ func (b *bench) endWatchdogs() {
 		none := true
 		all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 		for _, name := range all {
-			line, _ := os.ReadFile(name) // empty for a process that has ended
+			line, _ := os.ReadFile(name) // empty if the process has ended
 			if strings.Contains(string(line), "\x00"+shim.WatchVerb+"\x00"+b.dir+"\x00") {
 				pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(name)))
 				_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -187,7 +187,7 @@ func (b *bench) run(id string, run uint64, script string) shimctl.Started {
 	return got
 }
 
-// exit waits for the end of a run.
+// exit waits until a run has ended and returns how.
 func (b *bench) exit(id string, run uint64) shimctl.Exit {
 	b.t.Helper()
 	var got shimctl.Exit

@@ -37,15 +37,15 @@ type seccompAddFD struct {
 	newfdFlags uint32
 }
 
-// ioctl requests on a reporting descriptor that package unix does not define.
+// ioctl requests for a filter's descriptor that package unix does not define.
 const (
 	notifIDValid = 0x40082102
 	notifAddFD   = 0x40182103
 )
 
-// slot holds the report being answered, in memory that is shared with a file.
-// The kernel writes the report there and gives it to one reader only, so a shim
-// that is killed before it answers leaves the report to the next one.
+// slot holds the report that is being answered, in memory backed by a file. The
+// kernel delivers a report only once and writes it directly into the slot. If the
+// shim is killed before it answers, the next shim finds the report there.
 type slot struct {
 	notif seccompNotif // id 0 means none
 	run   uint64
@@ -55,12 +55,12 @@ type slot struct {
 
 func (s *slot) owner() key { return key{string(s.id[:min(int(s.idLen), len(s.id))]), s.run} }
 
-// notifier reads reports.
+// notifier reads the reports of all filters.
 type notifier struct {
 	epfd int
-	stop [2]int // a pipe; a byte in it ends the reader
+	stop [2]int // a pipe; a byte in it makes the reader return
 	slot *slot
-	left slot       // the report that the previous shim had read and not answered
+	left slot       // holds a report that the previous shim read and did not answer
 	mu   sync.Mutex // held while a report is answered
 }
 

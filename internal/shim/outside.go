@@ -19,16 +19,16 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Limits of requests to other programs to thaw something.
+// Limits for requests to other programs to thaw something.
 const (
-	askLimit   = 5 * time.Second // a daemon that connects waits for it
+	askLimit   = 5 * time.Second // short, because a daemon that connects must wait for it
 	askAgain   = 2 * time.Second
 	maxReply   = 16 << 10
 	maxRequest = 1 << 10 // maximum length of a path, in bytes
 )
 
-// outside adds or deletes an entry about something that is not a run and may be
-// frozen.
+// outside adds or deletes the entry of something that may be frozen and is not a
+// run.
 func (s *Shim) outside(_ context.Context, q *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Outside
 	if err := q.Into(&m); err != nil {
@@ -84,7 +84,7 @@ func validOutside(o shimctl.Outside) error {
 	return nil
 }
 
-// validInPlace checks what the daemon froze itself.
+// validInPlace checks an entry of something that the daemon freezes itself.
 func validInPlace(o shimctl.Outside) error {
 	switch {
 	case o.Socket != "" || o.Path != "" || o.QMP || o.Group != "" && len(o.Tree) > 0:
@@ -100,14 +100,15 @@ func validInPlace(o shimctl.Outside) error {
 	return nil
 }
 
-// letOthersRun thaws what is no run, and asks other programs to thaw what they
-// froze, for a daemon that is gone, while still returns true. Failures are left for another attempt. A
-// daemon that connects is served between two requests.
+// letOthersRun thaws what a daemon that has ended may have left frozen and what is
+// not a run, partly by requests to other programs. It does so only while still
+// returns true. Failures are left for the next call. A daemon that connects is
+// served between two requests.
 func (s *Shim) letOthersRun(why string, still func() bool) {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.others))
 	s.mu.Unlock()
-	silent := map[string]bool{} // sockets that did not answer, where the next request would hang too
+	silent := map[string]bool{} // sockets that did not answer, so that another request would hang too
 	for _, o := range all {
 		if o.Socket != "" && silent[o.Socket] {
 			continue
@@ -141,13 +142,14 @@ func (s *Shim) letOneRun(o shimctl.Outside, why string, still func() bool) error
 	if was {
 		s.log.Warn("thawed", "why", why, "id", o.ID, "by", o.Socket)
 	}
-	if was && o.Path == "" { // Docker itself reports this thaw
+	if was && o.Path == "" { // Docker reports a thaw by a request to it
 		err = s.remember([]string{o.ID})
 	}
 	return errors.Join(err, s.dropOutside(o.ID))
 }
 
-// thawGroup thaws a control group. One that no longer exists needs nothing.
+// thawGroup thaws a control group. It succeeds if the group no longer exists. was
+// reports whether the group was frozen.
 func thawGroup(o shimctl.Outside) (was bool, err error) {
 	g, err := cgroup.At(o.Group)
 	if err == nil {
@@ -162,14 +164,15 @@ func thawGroup(o shimctl.Outside) (was bool, err error) {
 	return was, err
 }
 
-// continueTree continues the stopped processes of a tree.
+// continueTree continues the stopped processes of a tree. was reports whether there
+// were any.
 func (s *Shim) continueTree(o shimctl.Outside) (was bool, err error) {
 	var stopped []int
 	var errs []error
 	for _, p := range o.Tree {
 		st, err := s.proc.Stat(p.PID)
 		if err != nil || st.Start != p.Start {
-			continue // it has ended
+			continue // the process has ended
 		}
 		pids, err := s.proc.Tree(p.PID, "", nil)
 		errs = append(errs, err)
@@ -180,13 +183,13 @@ func (s *Shim) continueTree(o shimctl.Outside) (was bool, err error) {
 		}
 	}
 	if len(stopped) == 0 {
-		return false, nil // an error of the listing does not help anymore
+		return false, nil // nothing is stopped, so an error of the listing does not matter
 	}
 	return true, errors.Join(append(errs, cgroup.ContinueEach(stopped))...)
 }
 
-// stops reports whether a process is stopped, or will be: one that waits in the
-// kernel stops once that is over.
+// stops reports whether a process is stopped, or will be: a process that waits in
+// the kernel stops when that wait is over.
 func (s *Shim) stops(pid int) bool {
 	if st, err := s.proc.Stat(pid); err != nil || st.State == 'T' {
 		return err == nil
@@ -195,8 +198,8 @@ func (s *Shim) stops(pid int) bool {
 	return err == nil && pending
 }
 
-// askToThaw makes one request. It succeeds too if the object is gone or already
-// runs; then was is false.
+// askToThaw makes one request to thaw an object. was reports whether the object was
+// frozen. It is no error if the object has gone or already runs.
 func askToThaw(o shimctl.Outside) (was bool, err error) {
 	c, err := net.DialTimeout("unix", o.Socket, askLimit)
 	if err != nil {
@@ -206,8 +209,7 @@ func askToThaw(o shimctl.Outside) (was bool, err error) {
 	if err := c.SetDeadline(time.Now().Add(askLimit)); err != nil {
 		return false, err
 	}
-	// HTTP is written directly, so that this small program needs no library for
-	// one line.
+	// The request is written without an HTTP library, to keep this program small.
 	if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: outside\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", o.Path); err != nil {
 		return false, err
 	}
@@ -225,9 +227,9 @@ func askToThaw(o shimctl.Outside) (was bool, err error) {
 	return false, fmt.Errorf("%s answers %.300q", o.Socket, b)
 }
 
-// continueGuest continues a guest that its QEMU has paused. A guest in another
-// state (being saved or restored, or its disk is full) is left as it is, and a
-// QEMU that has ended has nothing to continue.
+// continueGuest continues a guest that QEMU has paused. It leaves a guest in any
+// other state alone, for example while it is saved or restored, or while its disk
+// is full. It succeeds if QEMU has ended. was reports whether the guest was paused.
 func continueGuest(o shimctl.Outside) (was bool, err error) {
 	c, err := net.DialTimeout("unix", o.Socket, askLimit)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -253,7 +255,7 @@ func continueGuest(o shimctl.Outside) (was bool, err error) {
 			if err := answers.Decode(&m); err != nil {
 				return "", fmt.Errorf("%s: %s: %w", o.Socket, command, err)
 			}
-			switch { // anything else is its greeting or an event
+			switch { // QEMU's greeting and events are skipped
 			case m.Error != nil:
 				return "", fmt.Errorf("%s: %s: %.300q", o.Socket, command, m.Error.Desc)
 			case m.Return != nil:

@@ -21,7 +21,7 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// keeper is another program that freezes and thaws on request.
+// keeper is another program, which freezes and thaws on request.
 type keeper struct {
 	socket string
 	mu     sync.Mutex
@@ -92,9 +92,9 @@ func (b *bench) kept() (names []string) {
 	return names
 }
 
-// TestOutside checks that what other programs froze for a daemon that has ended
-// is thawed by them as soon as they can, also on request of a later shim, and
-// that a withdrawn entry is not.
+// TestOutside checks that the programs that froze something for a daemon that has
+// ended are asked to thaw it until they do, also by a later shim, and that nothing
+// is asked for an entry that was deleted.
 func TestOutside(t *testing.T) {
 	k := newKeeper(t)
 	b := newBench(t, "LULL_TEST_GONE=50ms").start()
@@ -104,7 +104,7 @@ func TestOutside(t *testing.T) {
 	b.outside(shimctl.Outside{ID: "never"})
 	b.stop(syscall.SIGKILL)
 	b.start()
-	b.c.Close() // the keeper does not answer, and is asked again
+	b.c.Close() // the keeper does not answer, and must be asked again
 	waittest.Until(t, "the shim says that it cannot", func() bool {
 		return strings.Contains(b.text(b.log.Name()), k.socket)
 	})
@@ -114,7 +114,7 @@ func TestOutside(t *testing.T) {
 		t.Error("what had been taken back was thawed")
 	}
 
-	// A keeper that cannot is asked again; one that says that there is nothing to
+	// A keeper that fails is asked again. One that answers that there is nothing to
 	// thaw is not.
 	b.connect()
 	k.answer(http.StatusInternalServerError, "cannot just now")
@@ -127,7 +127,7 @@ func TestOutside(t *testing.T) {
 	k.answer(http.StatusInternalServerError, `{"message":"Container c is not paused"}`)
 	waittest.Until(t, "it is forgotten", func() bool { return len(b.kept()) == 0 })
 
-	// A shim that is told to exit does it too.
+	// A shim that receives SIGTERM asks too.
 	b.connect()
 	k.answer(http.StatusNoContent, "")
 	b.outside(shimctl.Outside{ID: "d", Socket: k.socket, Path: "/d"})
@@ -137,8 +137,8 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// TestOutsideInPlace checks that what an ended daemon froze in place runs
-// again, and that a process with a reused PID is left alone.
+// TestOutsideInPlace checks that what a daemon that has ended froze itself runs
+// again, and that a process that has reused a PID is left alone.
 func TestOutsideInPlace(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short")

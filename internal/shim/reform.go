@@ -17,13 +17,15 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// A program may bind another form than the exposed address for which a socket
-// is held: every address, or the same one as IPv6. It then gets a socket of
-// that form, which is created beside the held one and permanently replaces it.
-// The shim connects clients of the held one to the program.
+// A program may bind another form of the exposed address than the held socket has:
+// the unspecified address, or the same address as IPv6. The shim then creates a
+// socket of that form beside the held one, hands it over, and holds it from then on
+// instead. The shim itself connects the clients of the former socket to the
+// program.
 
-// reform replaces h by a socket of the form want and returns it. own is the
-// program's socket. On an error h is given up, so that the program can bind.
+// reform replaces h with a socket of the form want and returns that. own is the
+// program's socket. On an error the shim stops holding h, so that the program can
+// bind the address itself.
 func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 	next, err := s.beside(h, want, own)
 	if err != nil {
@@ -44,7 +46,7 @@ func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 	}
 	s.log.Info("a held socket follows the program", "instance", f.id, "from", h.as.String(), "to", want.String())
 	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id})
-	if want.udp { // its datagrams cannot be passed on under their senders' addresses
+	if want.udp { // its datagrams cannot be forwarded under their senders' addresses
 		unix.Close(h.fd)
 		return next, nil
 	}
@@ -56,7 +58,7 @@ func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 	return next, nil
 }
 
-// beside makes a listening socket of the form want while h listens.
+// beside returns a listening socket of the form want while h still listens.
 func (s *Shim) beside(h held, want form, own int) (held, error) {
 	fail := func(err error) (held, error) {
 		return h, fmt.Errorf("cannot listen on %s beside %s: %w", want, h.as, err)
@@ -73,8 +75,8 @@ func (s *Shim) beside(h held, want form, own int) (held, error) {
 	if err != nil {
 		return fail(err)
 	}
-	// Both may share the port for this moment. Afterwards the program's setting
-	// applies.
+	// Both sockets share the port for this moment. Then the program's own setting
+	// is restored.
 	set := func(fd, level, name, v int) {
 		if err == nil {
 			err = unix.SetsockoptInt(fd, level, name, v)
@@ -107,11 +109,11 @@ func (s *Shim) beside(h held, want form, own int) (held, error) {
 	return held{addr: h.addr, as: want, fd: fd}, nil
 }
 
-// giveUp stops holding a socket, including its duplicates, so that the program
-// can bind the address itself.
+// giveUp closes a held socket and its duplicates, so that the program can bind the
+// address itself.
 func (s *Shim) giveUp(f *filter, h held, cause error) {
 	_ = unix.SetsockoptInt(h.fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 0)
-	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // it stops listening
+	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // stops listening, also through duplicates
 	s.mu.Lock()
 	var left []held
 	for _, o := range s.held[f.id] {
@@ -136,16 +138,16 @@ func (s *Shim) giveUp(f *filter, h held, cause error) {
 	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id, Why: cause.Error()})
 }
 
-// Limits of emptying a backlog.
+// Limits for emptying a backlog.
 const (
 	handshakes      = 20 * time.Millisecond // between two checks for handshakes in progress
-	handshakesLimit = 2 * time.Second       // for handshakes that began before the socket was shut
+	handshakesLimit = 2 * time.Second       // for handshakes that had begun when the socket was shut
 	dialLimit       = time.Minute
 )
 
-// handshaking reports whether a TCP handshake on one of this machine's own
-// ports is in progress, or may be because the kernel cannot list them. A busy
-// machine may take long for one.
+// handshaking reports whether a TCP handshake on a port of this machine is in
+// progress. It also returns true if the kernel cannot list them. On a busy machine
+// a handshake may take long.
 func handshaking(port uint16) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakesLimit)
 	defer cancel()
@@ -154,9 +156,9 @@ func handshaking(port uint16) bool {
 }
 
 // empty closes h and forwards its clients. The program already listens, so no
-// client is refused: a client whose first packet is ignored repeats it a second
-// later, and reaches the program. program is a duplicate of the socket that the
-// program listens on.
+// client is refused: h ignores new connections, and a client whose first packet was
+// ignored repeats it after a second and reaches the program. program is a duplicate
+// of the program's socket, which empty closes.
 func (s *Shim) empty(id string, h held, now form, program int) {
 	defer shimctl.CloseAll([]int{program})
 	if err := sockets.Shut(h.fd); err != nil {
@@ -177,8 +179,9 @@ func (s *Shim) empty(id string, h held, now form, program int) {
 	addr := netip.AddrPortFrom(target.ip.Unmap(), target.port).String()
 	var clients []int
 	if err := unix.SetNonblock(h.fd, true); err == nil {
-		// What began before the socket was shut is either in a handshake or in the
-		// backlog. So the backlog is emptied once more after the last handshake.
+		// Connections that began before the socket was shut are either in the
+		// backlog or in a handshake. So the backlog is emptied once more after the
+		// last handshake.
 		end := time.Now().Add(handshakesLimit)
 		for over := false; !over; {
 			time.Sleep(handshakes)
@@ -186,7 +189,7 @@ func (s *Shim) empty(id string, h held, now form, program int) {
 			clients = append(clients, acceptAll(h.fd)...)
 		}
 	}
-	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // the daemon keeps a duplicate for a moment
+	_ = unix.Shutdown(h.fd, unix.SHUT_RD) // needed because the daemon keeps a duplicate for a moment
 	unix.Close(h.fd)
 	for _, fd := range clients {
 		awaitBacklog(program)
@@ -208,11 +211,11 @@ func acceptAll(listener int) (clients []int) {
 	}
 }
 
-// awaitBacklog waits until at most half of a listener's backlog is in use. A
-// connection that finds it full is established on one side only.
+// awaitBacklog waits until at most half of a listener's backlog is in use: a
+// connection to a full backlog is established only at the client's end.
 func awaitBacklog(listener int) {
 	for end := time.Now().Add(dialLimit); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		// For a listener, these are the length and the limit of its backlog.
+		// For a listener, these fields are the length and the limit of its backlog.
 		info, err := unix.GetsockoptTCPInfo(listener, unix.IPPROTO_TCP, unix.TCP_INFO)
 		if err != nil || info.Unacked <= info.Sacked/2 {
 			return
@@ -220,7 +223,8 @@ func awaitBacklog(listener int) {
 	}
 }
 
-// pass connects one client to the program, and returns once it is connected.
+// pass connects one client to the program. It returns once the connection is
+// established.
 func (s *Shim) pass(id string, fd int, dial func() (net.Conn, error)) {
 	file := os.NewFile(uintptr(fd), "client")
 	client, err := net.FileConn(file)
@@ -237,7 +241,7 @@ func (s *Shim) pass(id string, fd int, dial func() (net.Conn, error)) {
 	var wg sync.WaitGroup
 	copying := func(to, from net.Conn) {
 		wg.Go(func() {
-			_, _ = io.Copy(to, from) // an error ends it like EOF
+			_, _ = io.Copy(to, from) // an error ends the direction like EOF
 			if c, ok := to.(interface{ CloseWrite() error }); ok {
 				_ = c.CloseWrite()
 			}

@@ -9,11 +9,10 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// release stops listening on held sockets that were handed to the program and
-// that it has closed while it continues to run, so that clients are refused as
-// they would be without lull. The sockets stay bound. They listen again once
-// the program binds again, by its own listen, or ends. The answer lists the
-// released sockets.
+// release stops listening on held sockets that the program has got and has closed,
+// although it continues to run. Clients are then refused, as they would be without
+// lull. The sockets stay bound, and listen again once the program binds the address
+// again or ends. The answer lists the released sockets.
 func (s *Shim) release(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Hold
 	if err := r.Into(&m); err != nil {
@@ -22,7 +21,7 @@ func (s *Shim) release(_ context.Context, r *shimctl.Request) (shimctl.Answer, e
 	if err := validID(m.ID); err != nil {
 		return shimctl.Answer{}, shimctl.Errorf(shimctl.CodeInvalid, "cannot release sockets: %v", err)
 	}
-	s.notes.mu.Lock() // no socket may be handed over in the meantime
+	s.notes.mu.Lock() // no socket may be handed over meanwhile
 	defer s.notes.mu.Unlock()
 	out := shimctl.Hold{ID: m.ID}
 	s.mu.Lock()
@@ -41,7 +40,7 @@ func (s *Shim) release(_ context.Context, r *shimctl.Request) (shimctl.Answer, e
 			continue
 		}
 		if used, err := s.findSocket(f, inode); used || err != nil {
-			continue // unknown does not mean closed
+			continue // an unreadable process may have the socket open
 		}
 		if h.as.path != "" {
 			s.mu.Lock()

@@ -16,10 +16,10 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestRelease checks that a port that its program closes permanently while it
-// keeps running refuses clients. It serves again once the program binds again,
-// and once the program has ended clients wait for the next run. Ports that were
-// not bound yet, or are open, are not affected.
+// TestRelease checks that a port refuses clients after its program has closed it
+// and continues to run, that it serves clients once the program binds it again, and
+// that clients wait for the next run once the program has ended. Ports that are
+// open, or have not been bound yet, are not affected.
 func TestRelease(t *testing.T) {
 	for _, replaced := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the shim was replaced %v", replaced), func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestRelease(t *testing.T) {
 			b.waitText(b.logPath("a"), "b=")
 			var line string
 			for end := time.Now().Add(waitLimit); line == "" && time.Now().Before(end); <-time.After(time.Millisecond) {
-				if c, err := net.Dial("tcp", addr); err == nil { // it may not listen yet
+				if c, err := net.Dial("tcp", addr); err == nil { // the program may not listen yet
 					line, _ = bufio.NewReader(c).ReadString('\n')
 					c.Close()
 				}

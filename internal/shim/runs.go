@@ -19,11 +19,11 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Mark returns the environment entry that identifies an instance's processes
-// after they left their parents.
+// Mark returns the environment entry by which an instance's process is recognized
+// even if its parents have exited.
 func Mark(id string) string { return "LULL_INSTANCE_ID=" + id }
 
-// stageLimit bounds the steps between fork and program.
+// stageLimit bounds the steps between fork and the execution of the program.
 const stageLimit = 20 * time.Second
 
 // handle answers one request.
@@ -75,7 +75,7 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 	}
 	s.mu.Lock()
 	early := r.state == over // the program has already ended
-	// The requester of the next run knows how earlier ones ended.
+	// Whoever starts the next run knows how the earlier ones ended.
 	gone := s.dropExits(r.ID, func(run uint64) bool { return run < m.Run })
 	if !early {
 		r.state = alive
@@ -100,11 +100,12 @@ func (s *Shim) start(ctx context.Context, q *shimctl.Request) (shimctl.Answer, e
 	return a, nil
 }
 
-// sweepLimit bounds the cleanup of an earlier run's group.
+// sweepLimit bounds the removal of an earlier run's processes.
 const sweepLimit = 5 * time.Second
 
-// sweep kills what an earlier run of the same ID left in the groups, and thaws
-// them, because a program started in a frozen group would never begin.
+// sweep kills the processes of an earlier run of the same ID that are left in the
+// groups. It also thaws the groups, because a program started in a frozen group
+// would never begin.
 func (s *Shim) sweep(ctx context.Context, r *run) error {
 	if len(r.Cgroups) == 0 {
 		return nil
@@ -168,9 +169,9 @@ func checkStart(m shimctl.Start) error {
 	return nil
 }
 
-// onceOver calls do, which requires that the run is over. If the process of the
-// run has ended and only its exit has not been collected yet, it waits for
-// that.
+// onceOver calls do, which fails unless the run is over. If the process of the run
+// has ended and its exit only has to be collected, it waits for that and tries
+// again.
 func (s *Shim) onceOver(ctx context.Context, id string, do func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
 	defer cancel()
@@ -188,8 +189,8 @@ func (s *Shim) onceOver(ctx context.Context, id string, do func() error) error {
 	}
 }
 
-// collecting reports whether the process of id's run has ended although the run
-// was not over a moment ago.
+// collecting reports whether the process of id's run has ended and its exit has not
+// been collected yet.
 func (s *Shim) collecting(id string) bool {
 	s.mu.Lock()
 	old := s.runs[id]
@@ -200,13 +201,14 @@ func (s *Shim) collecting(id string) bool {
 	pid, start := old.PID, old.Start
 	s.mu.Unlock()
 	if pid == 0 {
-		return false // it is starting
+		return false // the run is starting
 	}
 	st, err := s.proc.Stat(pid)
 	return errors.Is(err, proc.ErrGone) || err == nil && (st.Start != start || st.Ended())
 }
 
-// claim makes r the run of its ID, unless another one is running.
+// claim makes r the current run of its ID. It fails if another run of that ID is
+// active.
 func (s *Shim) claim(r *run) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,8 +219,8 @@ func (s *Shim) claim(r *run) error {
 	return nil
 }
 
-// launch forks, makes the run durable, and only then lets the stage execute the
-// program. It reports whether the program runs with no_new_privs.
+// launch forks the exec stage, stores the run durably, and only then lets the stage
+// execute the program. noPrivs reports whether the program runs with no_new_privs.
 func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) (noPrivs bool, err error) {
 	pipe := s.dir.pipe(r.key())
 	out, err := s.openPipe(pipe, m.User)
@@ -262,7 +264,8 @@ func (s *Shim) launch(ctx context.Context, r *run, m shimctl.Start) (noPrivs boo
 	return noPrivs, err
 }
 
-// lend returns the held sockets of id for addrs. The caller holds mu.
+// lend returns the sockets held under id for addrs, and their names
+// for LISTEN_FDNAMES. s.mu must be held.
 func (s *Shim) lend(id string, addrs []string) ([]int, string, error) {
 	var fds []int
 	var names []string
@@ -277,8 +280,8 @@ func (s *Shim) lend(id string, addrs []string) ([]int, string, error) {
 	return fds, strings.Join(names, ":"), nil
 }
 
-// openPipe creates the named pipe of a run. It is opened in both directions, so
-// that the program can write even without a reader.
+// openPipe creates the named pipe for a run's output. It opens the pipe in both
+// directions, so that the program can write even if nothing reads.
 func (s *Shim) openPipe(path, who string) (int, error) {
 	s.logs.names.Lock()
 	defer s.logs.names.Unlock()
@@ -289,7 +292,8 @@ func (s *Shim) openPipe(path, who string) (int, error) {
 		return -1, fmt.Errorf("cannot make the pipe %s: %w", path, err)
 	}
 	if who != "" && os.Geteuid() == 0 {
-		// A program may reopen /dev/stdout, which checks the permissions again.
+		// The program's user needs permission, because a program may open
+		// /dev/stdout again.
 		if uid, gid, _, err := lookup(who); err == nil {
 			if err := os.Chown(path, uid, gid); err != nil {
 				return -1, errors.Join(err, remove(path))
@@ -303,7 +307,7 @@ func (s *Shim) openPipe(path, who string) (int, error) {
 	return fd, nil
 }
 
-// exec runs a command inside an instance.
+// exec handles the request to run a command inside an instance.
 func (s *Shim) exec(ctx context.Context, q *shimctl.Request) (shimctl.Answer, error) {
 	var m shimctl.Exec
 	if err := q.Into(&m); err != nil {
@@ -341,8 +345,8 @@ func (s *Shim) exec(ctx context.Context, q *shimctl.Request) (shimctl.Answer, er
 	return shimctl.Answer{Body: out}, nil
 }
 
-// endExecs kills the commands that were started for a daemon that is gone, with
-// what they started: no one reads what they print or learns how they end.
+// endExecs kills the commands that an earlier daemon has started, with their
+// descendants. Nothing reads their output or needs their exit codes anymore.
 func (s *Shim) endExecs() {
 	s.mu.Lock()
 	pids := slices.Collect(maps.Keys(s.execs))
@@ -350,10 +354,10 @@ func (s *Shim) endExecs() {
 	for _, pid := range pids {
 		tree, err := s.proc.Tree(pid, "", nil)
 		if err != nil {
-			s.log.Warn("a command of an earlier daemon may leave processes", "pid", pid, "err", err)
+			s.log.Warn("cannot list the processes of an earlier daemon's command; some may continue to run", "pid", pid, "err", err)
 		}
 		for _, p := range append(slices.DeleteFunc(tree, func(p int) bool { return p == pid }), pid) {
-			_ = unix.Kill(p, unix.SIGKILL) // it may have ended
+			_ = unix.Kill(p, unix.SIGKILL) // fails if it has ended
 		}
 	}
 	if len(pids) > 0 {

@@ -22,11 +22,11 @@ type Config struct {
 	Release string // release of the binary, shown to the daemon
 	Log     *slog.Logger
 
-	Gone   time.Duration // time without a daemon after which everything is thawed; default 2 s
-	Linger time.Duration // time without a daemon and without a run after which the shim exits; default 1 min
+	Gone   time.Duration // how long without a daemon until everything is thawed; default 2 s
+	Linger time.Duration // how long without a daemon and without a run until the shim exits; default 1 min
 }
 
-// Shim keeps the runs of one host. Create it with New and run it once.
+// Shim keeps the runs of one host. New creates one; Run must be called once.
 type Shim struct {
 	cfg     Config
 	dir     *directory
@@ -36,39 +36,39 @@ type Shim struct {
 	started time.Time
 	logs    *logs
 	srv     *shimctl.Server
-	changed chan struct{} // signals a change that Run's deadlines depend on
+	changed chan struct{} // signals that Run must compute its deadlines again
 
 	begin   sync.RWMutex // held for reading while a program is being started
 	thawing sync.Mutex   // held while everything is thawed because no daemon runs
 
-	silentAt time.Time // when watch expects the heartbeat to be missing; owned by watch
+	silentAt time.Time // when watch will next check for a missing heartbeat; used only by watch
 
 	mu      sync.Mutex
 	pulse   shimctl.Pulse // the daemon's heartbeat
 	pulseFD int
-	dog     int                        // pid of the watchdog, 0 for none
-	dogFD   int                        // the connection to the watchdog, whose end tells it that this shim has ended; -1 for none
-	dogHas  map[string][]keptFD        // what the watchdog holds, by id
+	dog     int                        // PID of the watchdog, 0 for none
+	dogFD   int                        // connection to the watchdog, which notices its end when this shim ends; -1 for none
+	dogHas  map[string][]keptFD        // what the watchdog holds, by ID
 	ending  bool                       // no daemon is accepted anymore
 	ended   bool                       // no watchdog is started anymore
-	runs    map[string]*run            // the newest run of each id, until forgotten
-	byPID   map[int]*run               // runs that are our children
-	execs   map[int]uint64             // pid -> number of a command inside an instance
-	last    uint64                     // number of the last such command
-	exits   map[string]exits           // by id, unacknowledged
-	held    map[string][]held          // sockets, by id
-	dropped map[string][]string        // by id, paths of unix sockets that are no longer held, until id holds them again
-	filters map[int]*filter            // descriptors that report binds
-	others  map[string]shimctl.Outside // things outside the runs that may be frozen for the daemon
-	kept    map[string]int             // descriptors that are kept open for the daemon, by id
-	thawed  []shimctl.Thawing          // unacknowledged
+	runs    map[string]*run            // newest run of each ID, until it is forgotten
+	byPID   map[int]*run               // runs whose main processes are children of this shim
+	execs   map[int]uint64             // PID of each command inside an instance, and the command's number
+	last    uint64                     // number of the latest command
+	exits   map[string]exits           // unacknowledged exits by ID
+	held    map[string][]held          // held sockets by ID
+	dropped map[string][]string        // by ID: paths of unix sockets that are no longer held, until sockets are held under the ID again
+	filters map[int]*filter            // by the descriptor on which binds are reported
+	others  map[string]shimctl.Outside // by ID: things other than runs that the daemon may have frozen
+	kept    map[string]int             // by ID: descriptors kept open for the daemon
+	thawed  []shimctl.Thawing          // unacknowledged thaws
 	notes   *notifier
-	trying  sync.Mutex // held while a handoff is tried
+	trying  sync.Mutex // held while a handoff is tried out
 	tried   *shimctl.HandoffCheck
 	alone   time.Time // since when no daemon has been connected; zero while one is
 }
 
-// exits records how the runs of one id ended, by run.
+// exits maps the runs of one ID to their exits.
 type exits map[uint64]shimctl.Exit
 
 type key struct {
@@ -76,11 +76,11 @@ type key struct {
 	run uint64
 }
 
-// run is one run. Everything except the state is stored in its file too.
+// run is one run. Its state is the only field that is not also in its file.
 type run struct {
 	shimctl.Run
 	state runState
-	exit  shimctl.Exit // kept for a starting run whose stage has ended
+	exit  shimctl.Exit // set while starting if the stage has ended
 }
 
 type runState uint8
@@ -93,8 +93,8 @@ const (
 
 func (r *run) key() key { return key{r.ID, r.Run.Run} }
 
-// New opens the directory, loads the state of an earlier shim and opens the
-// socket. Faulty state files do not stop it: they are logged by name.
+// New opens the directory, loads the state of an earlier shim and opens the socket.
+// It logs unreadable state files by name and continues without them.
 func New(cfg Config) (*Shim, error) {
 	if cfg.Gone == 0 {
 		cfg.Gone = 2 * time.Second
@@ -129,9 +129,9 @@ func New(cfg Config) (*Shim, error) {
 	return s, nil
 }
 
-// Run serves the daemon until ctx ends or there has been nothing to keep for
-// Config.Linger. Then it thaws every run and returns. The programs continue to
-// run.
+// Run serves the daemon until ctx ends, or until there has been no daemon and
+// nothing to keep for Config.Linger. Then it thaws every run and returns. The
+// programs continue to run.
 func (s *Shim) Run(ctx context.Context) error {
 	l, err := shimctl.Listen(s.dir.path + "/shim.sock")
 	if err != nil {
@@ -158,11 +158,11 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.letOthersRun("the shim ends", func() bool { return true })
 	s.mu.Lock()
 	s.ended = true
-	if s.dogFD >= 0 { // the shim ends because it has nothing to do
+	if s.dogFD >= 0 { // tell the watchdog that the shim ends on purpose
 		_ = sendKept(s.dogFD, keptMessage{}, nil)
 	}
 	for id, hs := range s.held {
-		if r := s.runs[id]; r == nil || r.state != alive { // a running program continues to listen
+		if r := s.runs[id]; r == nil || r.state != alive { // a running program keeps its listeners
 			s.dropLocked(id, nil, hs)
 			continue
 		}
@@ -172,12 +172,12 @@ func (s *Shim) Run(ctx context.Context) error {
 	return errors.Join(err, remove(s.dir.path+"/shim.sock"), s.dir.lock.Close())
 }
 
-// watch is the shim's timer. It thaws when the daemon has been gone for too
-// long, and ends the shim when there is nothing left to do.
+// watch is the shim's timer. It thaws everything when no daemon has been connected
+// for too long, and ends the shim when there is nothing left to keep.
 func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 	timer := time.NewTimer(s.cfg.Gone)
 	defer timer.Stop()
-	thawed := time.Time{} // the absence that was already handled
+	thawed := time.Time{} // start of the last absence of a daemon that was handled
 	for {
 		s.mu.Lock()
 		alone, busy, others := s.alone, s.busyLocked(), len(s.others)
@@ -228,9 +228,9 @@ func (s *Shim) watch(ctx context.Context, errs <-chan error) error {
 	}
 }
 
-// end decides to end the shim, unless a daemon was accepted after alone or a
-// run began. A daemon that connects later is refused, so that none starts a run
-// here.
+// end reports whether the shim now ends. It does not if a daemon has connected
+// since alone or a run has begun. After a true result daemons are refused, so that
+// no run can start.
 func (s *Shim) end(alone time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,9 +261,8 @@ func (s *Shim) note() {
 	}
 }
 
-// welcome ends the absence of a daemon. If the shim is ending, it refuses the
-// daemon with CodeGone. It waits for a thaw in progress, so that the daemon
-// learns of it before it does anything.
+// welcome accepts a daemon, or refuses it with CodeGone if the shim is ending. It
+// waits for a thaw in progress, so that the daemon is told of it first.
 func (s *Shim) welcome() (shimctl.Welcome, error) {
 	s.thawing.Lock()
 	defer s.thawing.Unlock()
@@ -279,7 +278,7 @@ func (s *Shim) welcome() (shimctl.Welcome, error) {
 		Thawed: append([]shimctl.Thawing(nil), s.thawed...)}, nil
 }
 
-// joined reports to a new daemon every run that ended while none was connected.
+// joined reports every unacknowledged exit to a new daemon.
 func (s *Shim) joined() {
 	s.mu.Lock()
 	ends := make([]shimctl.Ended, 0, len(s.exits))
@@ -297,7 +296,7 @@ func (s *Shim) joined() {
 
 func (s *Shim) left() {
 	s.mu.Lock()
-	if s.alone.IsZero() { // the daemon was hung, and its absence counts since then
+	if s.alone.IsZero() { // otherwise the daemon was hung, and counts as absent since then
 		s.alone = time.Now()
 	}
 	s.mu.Unlock()
@@ -327,7 +326,7 @@ func (s *Shim) load() error {
 	}
 	s.resumeTaken()
 	s.mu.Lock()
-	if len(s.held)+len(s.filters) > 0 { // before done lets the earlier watchdog go
+	if len(s.held)+len(s.filters) > 0 { // must precede done, which lets the earlier watchdog end
 		err = s.watchedLocked()
 	}
 	s.mu.Unlock()
@@ -341,9 +340,9 @@ func (s *Shim) load() error {
 	return errors.Join(errs...)
 }
 
-// takeUp adopts a run of an earlier shim as far as possible: its log, its end
-// (without an exit code) and the duty to thaw it. A run whose end was missed is
-// lost.
+// takeUp adopts a run of an earlier shim: it follows the run's log, waits for its
+// end, whose exit code will be unknown, and thaws it if necessary. If the end was
+// missed, the run is recorded as lost.
 func (s *Shim) takeUp(r shimctl.Run) error {
 	r.Adopted, r.Exit = true, nil
 	n := &run{Run: r, state: alive}
@@ -372,7 +371,7 @@ func (s *Shim) takeUp(r shimctl.Run) error {
 	return s.watchStranger(n)
 }
 
-// watchStranger waits for the end of a process that is not our child.
+// watchStranger waits for the end of a process that is not a child of this shim.
 func (s *Shim) watchStranger(r *run) error {
 	if r.BootID != s.boot {
 		s.ends(r, lost())
@@ -386,7 +385,8 @@ func (s *Shim) watchStranger(r *run) error {
 	if err != nil {
 		return fmt.Errorf("cannot watch process %d of %s: %w", r.PID, r.ID, err)
 	}
-	// Checked after it was opened, so it is that process or a later one.
+	// Checked after opening: the descriptor is that of this process, or of a later
+	// one with the same PID.
 	st, err := s.proc.Stat(r.PID)
 	if errors.Is(err, proc.ErrGone) || err == nil && (st.Start != r.Start || st.Ended()) {
 		unix.Close(pidfd)
@@ -400,7 +400,7 @@ func (s *Shim) watchStranger(r *run) error {
 	return s.logs.watch(r.PID, pidfd)
 }
 
-// noteExit stores an exit. The caller holds mu, or is the only goroutine.
+// noteExit stores an exit in memory. s.mu must be held once Run has been called.
 func (s *Shim) noteExit(k key, e shimctl.Exit) {
 	if s.exits[k.id] == nil {
 		s.exits[k.id] = exits{}
@@ -408,8 +408,8 @@ func (s *Shim) noteExit(k key, e shimctl.Exit) {
 	s.exits[k.id][k.run] = e
 }
 
-// dropExits removes the exits of id for which old returns true, and returns
-// their keys. The caller holds mu.
+// dropExits removes the exits of id for which old returns true, and returns their
+// keys. s.mu must be held.
 func (s *Shim) dropExits(id string, old func(run uint64) bool) (gone []key) {
 	for n := range s.exits[id] {
 		if old(n) {
@@ -425,7 +425,7 @@ func (s *Shim) dropExits(id string, old func(run uint64) bool) (gone []key) {
 
 func lost() shimctl.Exit { return shimctl.Exit{At: time.Now(), Lost: true} }
 
-// strangerEnded is called when a watched process that is not our child has ended.
+// strangerEnded handles the end of a process that watchStranger watches.
 func (s *Shim) strangerEnded(pid int) {
 	s.mu.Lock()
 	var found *run
@@ -440,19 +440,19 @@ func (s *Shim) strangerEnded(pid int) {
 	}
 }
 
-// ends records how a run ended, first on disk, and reports it to the daemon.
+// ends stores how a run ended on disk, and then reports it to the daemon.
 func (s *Shim) ends(r *run, e shimctl.Exit) {
 	m := shimctl.Ended{ID: r.ID, Run: r.Run.Run, Exit: e}
 	if err := save(s.dir.exitFile(r.key()), m, true); err != nil {
-		// The exit is still kept in memory and reported. Its code is lost only if
-		// the shim dies before the acknowledgement.
+		// The exit is still in memory and is reported. Its code is lost only if the
+		// shim dies before the daemon acknowledges it.
 		s.log.Error("an exit is not on disk", "instance", r.ID, "err", err)
 	}
 	s.mu.Lock()
 	r.state = over
 	s.noteExit(r.key(), e)
 	for _, h := range s.held[r.ID] {
-		_ = unix.Listen(h.fd, backlog) // the program may have reduced its backlog
+		_ = unix.Listen(h.fd, backlog) // the program may have listened with a shorter backlog
 	}
 	s.mu.Unlock()
 	s.note()

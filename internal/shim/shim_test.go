@@ -125,8 +125,8 @@ func TestStartRefused(t *testing.T) {
 	}
 }
 
-// TestRefusedAgain checks that a run that is retried right after it was refused
-// has a new pipe, which also exists for a shim that restarts.
+// TestRefusedAgain checks that a run that is tried again right after a refusal gets
+// a new pipe, which a restarted shim finds too.
 func TestRefusedAgain(t *testing.T) {
 	b := newBench(t).start()
 	for n := range scaletest.N(t, 25) {
@@ -148,14 +148,15 @@ func TestRefusedAgain(t *testing.T) {
 	}
 }
 
-// A program that has ended does not prevent the next run, whether or not its
-// end has been collected, and whether it is our child or an earlier shim's.
+// TestStartAfterTheEnd checks that a program that has ended does not prevent the
+// next run, whether or not its exit has been collected, and whether it was started
+// by this shim or an earlier one.
 func TestStartAfterTheEnd(t *testing.T) {
 	b := newBench(t).start()
 	var last shimctl.Started
 	end := func() {
 		errtest.None(t, syscall.Kill(last.PID, syscall.SIGKILL))
-		for { // without a pause, in which the end would be collected
+		for { // without a pause, in which the exit would be collected
 			st, err := proc.Live().Stat(last.PID)
 			if errors.Is(err, proc.ErrGone) || err == nil && st.Ended() {
 				return

@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StageVerb is the argument with which lull-shim starts itself as the exec
-// stage, between fork and the program.
+// StageVerb is the argument with which lull-shim starts itself as the exec stage,
+// which prepares the new process and then executes the program.
 const StageVerb = "exec-stage"
 
-// Descriptors of the exec stage. Those that the program inherits as LISTEN_FDS
-// follow.
+// Descriptors of the exec stage. Those that the program inherits as LISTEN_FDS come
+// after these.
 const (
 	specFD   = 3
 	failFD   = 4
@@ -30,8 +30,8 @@ const (
 	firstFD  = 3 // the first of LISTEN_FDS, by convention (sd_listen_fds(3))
 )
 
-// stageSpec is the input of the stage. It is sent only once the run is on disk,
-// so that every running program can be found again.
+// stageSpec is the input of the stage. The shim sends it only once the run is on
+// disk, so every program that runs can be found again.
 type stageSpec struct {
 	Command []string `json:"command"`
 	Env     []string `json:"env"`
@@ -41,24 +41,24 @@ type stageSpec struct {
 	Listen  int      `json:"listen,omitempty"`
 	Names   string   `json:"names,omitempty"`
 	TTY     bool     `json:"tty,omitempty"`
-	Handoff bool     `json:"handoff,omitempty"` // report binds; the socket for that is at listenFD+Listen
-	Unlinks bool     `json:"unlinks,omitempty"` // report the removal of files too
+	Handoff bool     `json:"handoff,omitempty"` // report binds; the descriptor of the handoff socket is listenFD+Listen
+	Unlinks bool     `json:"unlinks,omitempty"` // also report the removal of files
 }
 
-// stageFailure names the step that failed before the program.
+// stageFailure names the step that failed before the program was executed.
 type stageFailure struct {
 	Step  string `json:"step"`
 	Errno int    `json:"errno,omitempty"`
 	What  string `json:"what"`
 }
 
-// ExecStage turns this process into the program that descriptor 3 describes. It
-// returns only if that failed, after reporting it on descriptor 4.
+// ExecStage replaces this process with the program described on descriptor 3. It
+// returns only on failure, after reporting it on descriptor 4.
 func ExecStage() int {
 	runtime.LockOSThread()
 	spec, err := readSpec()
 	if err != nil {
-		return 127 // the shim is gone, so nothing can be reported
+		return 127 // the shim has gone, so there is nowhere to report to
 	}
 	step, err := spec.become()
 	f := stageFailure{Step: step, What: err.Error()}
@@ -73,7 +73,7 @@ func ExecStage() int {
 	return 127
 }
 
-// readSpec reads without the runtime's poller, whose descriptors could take the
+// readSpec reads the spec without Go's poller, whose descriptors could have the
 // numbers that the program must get.
 func readSpec() (*stageSpec, error) {
 	var b []byte
@@ -101,7 +101,8 @@ func readSpec() (*stageSpec, error) {
 	return &s, nil
 }
 
-// become carries out the steps in order and names the one that failed.
+// become carries out the steps in order. On failure it returns the name of the
+// step.
 func (s *stageSpec) become() (string, error) {
 	for _, dir := range s.Join {
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
@@ -118,7 +119,7 @@ func (s *stageSpec) become() (string, error) {
 			return "terminal", err
 		}
 	}
-	if s.Handoff { // before switching to another user, who may not do this
+	if s.Handoff { // first, because the program's user may not have the right
 		if err := filterSelf(listenFD+s.Listen, s.Unlinks); err != nil {
 			return "handoff", err
 		}
@@ -148,8 +149,8 @@ func (s *stageSpec) become() (string, error) {
 	return "exec", fmt.Errorf("%s: %w", path, err)
 }
 
-// environ returns the program's environment, with the variables that only this
-// process can know.
+// environ returns the program's environment, including the variables that only this
+// process can determine.
 func (s *stageSpec) environ() []string {
 	if s.Listen == 0 {
 		return s.Env
@@ -163,8 +164,8 @@ func (s *stageSpec) environ() []string {
 	return append(env, fmt.Sprintf("LISTEN_FDS=%d", s.Listen), fmt.Sprintf("LISTEN_PID=%d", os.Getpid()), "LISTEN_FDNAMES="+s.Names)
 }
 
-// place moves the listening sockets to where the program expects them and
-// closes everything else. It returns the new descriptor of the failure pipe.
+// place moves the listening sockets to the numbers that the program expects, and
+// closes everything else. It returns the new number of the failure pipe.
 func (s *stageSpec) place() (int, error) {
 	end := firstFD + s.Listen
 	fail, err := unix.FcntlInt(failFD, unix.F_DUPFD_CLOEXEC, listenFD+s.Listen)
@@ -178,27 +179,28 @@ func (s *stageSpec) place() (int, error) {
 	}
 	const all = 1<<32 - 1
 	if err := unix.CloseRange(uint(end), all, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		for fd := end; fd < listenFD+s.Listen; fd++ { // before Linux 5.11; the other descriptors were created close-on-exec
+		for fd := end; fd < listenFD+s.Listen; fd++ { // needed before Linux 5.11; all other descriptors are close-on-exec
 			unix.CloseOnExec(fd)
 		}
 	}
 	return fail, nil
 }
 
-// ownTerminal gives the terminal to its user, who may open it by name.
+// ownTerminal makes the program's user the owner of the terminal, which a program
+// may open by name.
 func ownTerminal(who string) error {
 	if who == "" || os.Geteuid() != 0 {
 		return nil
 	}
 	uid, _, _, err := lookup(who)
 	if err != nil {
-		return nil // switchUser says so
+		return nil // switchUser will report the error
 	}
 	return unix.Fchown(0, uid, -1)
 }
 
-// switchUser switches to the user name, uid or uid:gid. It does nothing for the
-// current user.
+// switchUser switches to a user, given as a name, UID or UID:GID. It does nothing
+// if that is the current user.
 func switchUser(who string) error {
 	if who == "" {
 		return nil
@@ -225,8 +227,8 @@ func switchUser(who string) error {
 	return nil
 }
 
-// lookup returns the ids of a user. A uid that no file lists is used as it is,
-// with a group of the same number.
+// lookup returns the IDs of a user. A UID without an entry in the user database
+// gets a group of the same number.
 func lookup(who string) (uid, gid int, groups []int, err error) {
 	name, group, hasGroup := strings.Cut(who, ":")
 	u, err := user.Lookup(name)
@@ -267,7 +269,7 @@ func lookup(who string) (uid, gid int, groups []int, err error) {
 	return uid, gid, groups, nil
 }
 
-// find searches for a command in the PATH of env, as the program's user.
+// find searches the PATH in env for a command. It must run as the program's user.
 func find(name string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
@@ -275,7 +277,7 @@ func find(name string, env []string) (string, error) {
 	path := ""
 	for _, e := range env {
 		if v, ok := strings.CutPrefix(e, "PATH="); ok {
-			path = v // the last one counts, as for the program
+			path = v // the last PATH counts, as in the program
 		}
 	}
 	denied := false
@@ -296,8 +298,8 @@ func find(name string, env []string) (string, error) {
 	return "", fmt.Errorf("cannot find %q in a directory of PATH: %w", name, unix.ENOENT)
 }
 
-// resetSignals gives every signal its default action and blocks none, whatever
-// this process inherited (nohup, a shell's background job).
+// resetSignals gives every signal its default action and unblocks all. This process
+// may have inherited others, from nohup or as a shell's background job.
 func resetSignals() error {
 	const last = 64
 	var act [4]uint64 // struct sigaction of the kernel: handler, flags, restorer, mask; all zero is SIG_DFL

@@ -22,12 +22,13 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Checks the state in which a program begins: a separate session, its user, its
-// environment and directory, no signal ignored or blocked, and no open file but
-// its own.
+// TestWhatAProgramBegins checks the state in which a program starts: in its own
+// session, with its user, environment and directory, no signal ignored or blocked,
+// and only its own descriptors open.
 func TestWhatAProgramBegins(t *testing.T) {
 	b := newBench(t)
-	// The shim itself begins with signals ignored, which must not be handed on.
+	// The shim itself starts with ignored signals, which the program must not
+	// inherit.
 	b.exe = ignoring(t, b.exe)
 	b.start()
 	for _, who := range []string{"", "65534", "65534:12345", "nobody"} {
@@ -61,8 +62,8 @@ func TestWhatAProgramBegins(t *testing.T) {
 	}
 }
 
-// ignoring starts exe with SIGHUP, SIGPIPE and SIGUSR1 ignored, as nohup and
-// shells do.
+// ignoring returns a program that starts exe with SIGHUP, SIGPIPE and SIGUSR1
+// ignored, as nohup and shells do.
 func ignoring(t *testing.T, exe string) string {
 	path := filepath.Join(t.TempDir(), "ignoring")
 	errtest.None(t, os.WriteFile(path, []byte("#!/bin/sh\ntrap '' HUP PIPE USR1\nexec "+exe+"\n"), 0o700))
@@ -84,7 +85,7 @@ func TestUserRefused(t *testing.T) {
 
 func TestListenFDs(t *testing.T) {
 	b := newBench(t).start()
-	addrs := make([]string, 12) // more than the descriptors of the stage, to cross over
+	addrs := make([]string, 12) // more than the stage has descriptors of its own, so that the numbers overlap
 	for i := range addrs {
 		addrs[i] = freeAddr(t, "tcp", "127.0.0.1")
 	}
@@ -134,7 +135,7 @@ func TestDup(t *testing.T) {
 		t.Fatalf("Dup() = %v, %v", fds, err)
 	}
 	shimctl.CloseAll(fds)
-	many := make([]int, 600) // more than fit into one message
+	many := make([]int, 600) // more than one message can carry
 	fds, err = b.c.Dup(waittest.Context(t), got.PID, many)
 	if err != nil || len(fds) != 600 {
 		t.Fatalf("Dup() of many = %d, %v", len(fds), err)
@@ -146,7 +147,8 @@ func TestDup(t *testing.T) {
 	}
 }
 
-// TestManyRuns measures the cost of the shim itself, with its real binary.
+// TestManyRuns checks the size of the shim's real binary, and its memory, threads
+// and descriptors with many runs.
 func TestManyRuns(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short starts no program")
@@ -208,14 +210,15 @@ func TestManyRuns(t *testing.T) {
 	}
 }
 
-// wrapped runs the real binary where the bench would run the test's own.
+// wrapped returns a program that runs the real binary exe and ignores its own
+// arguments.
 func wrapped(t *testing.T, exe, dir string) string {
 	path := filepath.Join(t.TempDir(), "wrapped")
 	errtest.None(t, os.WriteFile(path, []byte("#!/bin/sh\nexec "+exe+" --dir "+dir+"\n"), 0o700))
 	return path
 }
 
-// cost returns the shim's present resource usage, memory in KiB.
+// cost returns the shim's resource usage; memory is in KiB.
 func (b *bench) cost() (rss, threads, fds int) {
 	b.t.Helper()
 	pid := strconv.Itoa(b.cmd.Process.Pid)
@@ -235,12 +238,12 @@ func (b *bench) cost() (rss, threads, fds int) {
 	return get("VmRSS"), get("Threads"), len(list)
 }
 
-// TestListHeld checks that every ID under which sockets are held is listed,
-// also those that an earlier shim held, but none that was released.
+// TestListHeld checks that exactly the IDs under which sockets are held are listed,
+// including those held by an earlier shim.
 func TestListHeld(t *testing.T) {
 	b := newBench(t).start()
 	var want []string
-	for n := range shimctl.MaxListed + 2 { // more than one answer
+	for n := range shimctl.MaxListed + 2 { // more than fit in one answer
 		id := fmt.Sprintf("id%04d", n)
 		errtest.None(t, b.c.Hold(waittest.Context(t), id, []string{"127.0.0.1:0"}))
 		want = append(want, id)

@@ -30,7 +30,7 @@ type directory struct {
 	lock *os.File
 }
 
-// maxState bounds one state file in bytes.
+// maxState bounds the size of a state file, in bytes.
 const maxState = 4 << 20
 
 // openDirectory creates the directory and takes the lock.
@@ -74,8 +74,8 @@ func (d *directory) pipe(k key) string {
 	return filepath.Join(d.path, "pipes", fmt.Sprintf("%s.%d", k.id, k.run))
 }
 
-// save writes v completely or not at all. With sync it survives a crash of the
-// machine, otherwise only one of the shim.
+// save writes v completely or not at all. With sync, the file survives a crash of
+// the machine; otherwise only one of the shim.
 func save(path string, v any, sync bool) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -123,8 +123,8 @@ func remove(path string) error {
 	return nil
 }
 
-// load reads a state file. The error of an unreadable one names it; the file is
-// left alone.
+// load reads a state file. If that is unreadable, the error names it, and the file
+// stays.
 func load(path string, into any) error {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -155,7 +155,7 @@ func loadAll[T any](dir string, check func(T) error) ([]T, error) {
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		if strings.HasSuffix(path, ".new") {
-			_ = os.Remove(path) // never completed, so nothing relies on it
+			_ = os.Remove(path) // it was never completed, so nothing relies on it
 			continue
 		}
 		var v T
@@ -174,7 +174,7 @@ func loadAll[T any](dir string, check func(T) error) ([]T, error) {
 	return out, errors.Join(errs...)
 }
 
-// validRun checks a run that came from a file or from the wire.
+// validRun checks a run that was read from a file or received from the daemon.
 func validRun(r shimctl.Run) error {
 	if err := validID(r.ID); err != nil {
 		return err
@@ -192,7 +192,7 @@ func validEnded(e shimctl.Ended) error {
 	return validID(e.ID)
 }
 
-// validID requires that an id is one plain path element.
+// validID returns an error unless id can be used as a single path element.
 func validID(id string) error {
 	ok := id != "" && len(id) <= 128 && id[0] != '.'
 	for i := range len(id) {

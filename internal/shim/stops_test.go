@@ -11,8 +11,8 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// TestStops checks that a process that waits in the kernel counts as stopped if
-// a SIGSTOP is pending, because it stops once that wait is over.
+// TestStops checks that a process that waits in the kernel counts as stopped if a
+// SIGSTOP is pending, because it will stop when that wait is over.
 func TestStops(t *testing.T) {
 	root := t.TempDir()
 	s := &Shim{proc: proc.At(root)}

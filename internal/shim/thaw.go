@@ -10,10 +10,10 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// maxThawings bounds what is stored for a daemon that never connects.
+// maxThawings bounds the thaws that are stored for the next daemon.
 const maxThawings = 20
 
-// thawIfAlone thaws unless a daemon has connected since then.
+// thawIfAlone thaws everything if no daemon has been connected since then.
 func (s *Shim) thawIfAlone(since time.Time) {
 	s.thawing.Lock()
 	defer s.thawing.Unlock()
@@ -31,8 +31,8 @@ func (s *Shim) isAlone(since time.Time) bool {
 	return s.alone.Equal(since)
 }
 
-// thaw thaws everything that is frozen, and records that for the next daemon,
-// whose records call these runs paused. The caller holds thawing.
+// thaw thaws everything that is frozen, and records it for the next daemon, in
+// whose records these runs are paused. s.thawing must be held.
 func (s *Shim) thaw(why string) {
 	s.mu.Lock()
 	var runs []shimctl.Run
@@ -76,7 +76,8 @@ func (s *Shim) remember(ids []string) error {
 	return save(s.dir.path+"/thawed.json", all, true)
 }
 
-// thawOne thaws one run. If its main process has ended, it thaws its children.
+// thawOne thaws one run and reports whether it was frozen. If the run's main
+// process has ended, it thaws the processes that are left.
 func (s *Shim) thawOne(r shimctl.Run) (bool, error) {
 	if len(r.Cgroups) > 0 {
 		g, err := cgroup.Place{}.Open(r.Cgroups[0])
@@ -92,8 +93,8 @@ func (s *Shim) thawOne(r shimctl.Run) (bool, error) {
 		}
 		return held, errors.Join(err, g.Thaw())
 	}
-	// Listing a tree is expensive. A stopped tree has a stopped main process; a
-	// tree without a main process is always listed.
+	// Listing a tree is expensive. If a tree is stopped, so is its main process, so
+	// a tree whose main process runs is not listed.
 	st, err := s.proc.Stat(r.PID)
 	if err == nil && st.Start == r.Start && st.State != 'T' {
 		return false, nil
@@ -109,7 +110,7 @@ func (s *Shim) thawOne(r shimctl.Run) (bool, error) {
 		}
 	}
 	if !frozen {
-		return false, nil // an error of the listing does not help anymore
+		return false, nil // nothing is stopped, so an error of the listing does not matter
 	}
 	return true, errors.Join(lerr, cgroup.Continue(r.PID, pids))
 }

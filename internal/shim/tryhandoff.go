@@ -13,12 +13,12 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// TryVerb is the argument with which lull-shim starts itself to try a handoff.
-// The address to bind follows.
+// TryVerb is the argument, followed by the address to bind, with which lull-shim
+// starts itself to try out a handoff.
 const TryVerb = "try-bind"
 
-// Stage runs one of the parts that lull-shim plays between fork and program, or
-// as its own watchdog. It returns false if args request none.
+// Stage runs the part of lull-shim that args request: the exec stage, a trial of a
+// handoff, or the watchdog. ok is false if args request none of them.
 func Stage(args []string) (code int, ok bool) {
 	switch {
 	case len(args) == 2 && args[1] == StageVerb:
@@ -31,8 +31,8 @@ func Stage(args []string) (code int, ok bool) {
 	return 0, false
 }
 
-// tryBind binds an address and reports on standard output whether its socket
-// then listens.
+// tryBind binds an address, and prints on standard output whether its socket then
+// listens.
 func tryBind(addr string) int {
 	ap, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -55,15 +55,15 @@ func tryBind(addr string) int {
 
 const tried = "handed over"
 
-// tryID is the id under which a handoff is tried. No instance has this id.
+// tryID is the ID under which a handoff is tried out. No instance can have it.
 const tryID = ".try"
 
 // tryLimit bounds one trial of a handoff.
 const tryLimit = 10 * time.Second
 
-// checkHandoff reports whether a handoff works for programs that this shim
-// starts. It tries one from end to end, once, because much affects it: the
-// kernel, its settings, and the rights of this process.
+// checkHandoff reports whether handoffs work for programs that this shim starts. It
+// tries one out from end to end, once, because that depends on the kernel, its
+// settings and the rights of this process.
 func (s *Shim) checkHandoff(ctx context.Context, _ *shimctl.Request) (shimctl.Answer, error) {
 	s.trying.Lock()
 	defer s.trying.Unlock()

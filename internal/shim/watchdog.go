@@ -21,24 +21,23 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// WatchVerb is the argument, followed by the shim's directory and process ID,
-// with which lull-shim starts itself as the watchdog. The watchdog waits for
-// the end of the shim and, if no other shim follows, thaws what is frozen and
-// starts one. Until the next shim has them, it holds duplicates of the shim's
-// sockets.
+// WatchVerb is the argument, followed by the shim's directory and PID, with which
+// lull-shim starts itself as the watchdog. The watchdog waits for the end of the
+// shim. If no other shim follows, it thaws what is frozen and starts one. It holds
+// duplicates of the shim's sockets until the next shim has them.
 const WatchVerb = "watchdog"
 
 const (
-	dogLink   = 3                      // its end of the connection to the shim
-	dogLook   = 100 * time.Millisecond // interval at which it checks for another shim
-	dogWait   = time.Second            // wait for another shim before it thaws and starts one
-	dogStart  = 10 * time.Second       // wait for the shim that it started
-	dogAgain  = time.Second            // delay before a watchdog that ended is replaced
-	dogAsks   = 10 * time.Minute       // time for which it asks other programs to thaw instances
-	dogMemory = 10                     // GC percent; the watchdog does nothing for months
+	dogLink   = 3                      // the watchdog's end of its connection to the shim
+	dogLook   = 100 * time.Millisecond // interval between checks for another shim
+	dogWait   = time.Second            // how long it waits for another shim before it thaws and starts one
+	dogStart  = 10 * time.Second       // how long it waits for the shim that it has started
+	dogAgain  = time.Second            // delay before a watchdog that has ended is replaced
+	dogAsks   = 10 * time.Minute       // how long it asks other programs to thaw what they froze
+	dogMemory = 10                     // garbage collection percentage; the watchdog does nothing for months
 )
 
-// watchedLocked makes sure that a watchdog runs. The caller holds mu.
+// watchedLocked starts the watchdog if none runs. s.mu must be held.
 func (s *Shim) watchedLocked() error {
 	if s.dog != 0 || s.ended {
 		return nil
@@ -68,8 +67,8 @@ func (s *Shim) watchedLocked() error {
 	return nil
 }
 
-// dogEnded replaces a watchdog that ended. It reports whether pid was a
-// watchdog.
+// dogEnded reports whether pid was the watchdog's, and arranges a replacement if
+// so.
 func (s *Shim) dogEnded(pid int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,13 +90,13 @@ func (s *Shim) dogEnded(pid int) bool {
 	return true
 }
 
-// Watchdog waits for the end of the shim of dir, whose process is shim. It
-// returns an exit code.
+// Watchdog waits for the end of the shim of dir, whose PID is shim, and then does
+// what guard does. It returns an exit code.
 func Watchdog(dir, shim string) int {
 	debug.SetGCPercent(dogMemory)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGPIPE)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("part", "watchdog")
-	_, _ = RaiseFiles() // the shim has already reported why this fails
+	_, _ = RaiseFiles() // if this fails, the shim has already reported why
 	if err := os.Chdir(dir); err != nil {
 		log.Error("cannot use the shim's directory", "err", err)
 		return 1
@@ -130,9 +129,8 @@ func Watchdog(dir, shim string) int {
 	return <-code
 }
 
-// guard waits for the end of the shim, whose process was was, and takes over
-// its duties if no other shim comes. lock is the shim's lock file. It returns
-// an exit code.
+// guard waits for the end of the shim with the PID was, and takes over its duties
+// if no other shim comes. lock is the shim's lock file. It returns an exit code.
 func (k *keeper) guard(dir string, was int, lock os.FileInfo, log *slog.Logger) int {
 	killed, err := k.follow(dogLink) // blocks without cost until the shim has ended
 	if err != nil {
@@ -153,12 +151,13 @@ func (k *keeper) guard(dir string, was int, lock os.FileInfo, log *slog.Logger) 
 	}
 	const why = "the shim and the daemon have ended"
 	s.thaw(why)
-	// Guests and containers must not wait for the next shim, nor it for them.
+	// Runs concurrently with the start of the next shim, so that neither waits for
+	// the other.
 	ask := func() { s.letOthersRun(why, func() bool { return !anotherAnswers(dir, was) }) }
 	var asking sync.WaitGroup
 	asking.Go(ask)
 	if again, err := os.Stat(dir + "/shim.lock"); err != nil || !os.SameFile(lock, again) {
-		return 0 // the host was removed
+		return 0 // the host's directory was removed
 	}
 	if !k.empty() || s.anyLives() {
 		log.Warn("starting another shim")
@@ -182,7 +181,7 @@ func (k *keeper) guard(dir string, was int, lock os.FileInfo, log *slog.Logger) 
 	return 0
 }
 
-// anyLives reports whether a program of a run is alive.
+// anyLives reports whether the program of any run is alive.
 func (s *Shim) anyLives() bool {
 	for _, r := range s.runs {
 		st, err := s.proc.Stat(r.PID)
@@ -193,7 +192,7 @@ func (s *Shim) anyLives() bool {
 	return false
 }
 
-// loadFrozen reads what may be frozen, and what was thawed before.
+// loadFrozen loads what may be frozen, and the stored thaws.
 func (s *Shim) loadFrozen() error {
 	runs, err := loadAll(s.dir.path+"/runs", validRun)
 	for _, r := range runs {
@@ -206,9 +205,8 @@ func (s *Shim) loadFrozen() error {
 	return err
 }
 
-// anotherAnswers reports whether a shim other than the process was listens in
-// dir. A killed shim may listen for a moment after its other descriptors are
-// closed.
+// anotherAnswers reports whether a process other than was listens on the shim's
+// socket in dir. A killed shim may still listen for a moment.
 func anotherAnswers(dir string, was int) bool {
 	if os.Chdir(dir) != nil { // the path may be too long for a socket address
 		return false
