@@ -15,7 +15,8 @@ import (
 	"lull/internal/store"
 )
 
-// Current is the effective settings: those of the process and the stored ones.
+// Current holds the effective settings: those of the process combined with the stored
+// ones.
 type Current struct {
 	store            store.Store
 	guards           []store.Cond
@@ -24,8 +25,8 @@ type Current struct {
 	now              *atomic.Pointer[effective]
 }
 
-// NewCurrent returns settings whose values are those of the process, until Take
-// gets the stored ones. Errors: faults of the layers.
+// NewCurrent returns the settings of the process. The stored ones are added by Take.
+// Errors: invalid layers.
 func NewCurrent(s store.Store, seal *sealed.Sealer, flags, env, file Layer) (*Current, error) {
 	flags.Source, env.Source, file.Source = FromFlag, FromEnv, FromFile
 	c := &Current{store: s, seal: seal, flags: flags, env: env, file: file, now: &atomic.Pointer[effective]{}}
@@ -37,15 +38,15 @@ func NewCurrent(s store.Store, seal *sealed.Sealer, flags, env, file Layer) (*Cu
 	return c, nil
 }
 
-// Guarded returns a view of c whose writes succeed only while guards hold.
+// Guarded returns a view of c whose writes fail unless all guards hold.
 func (c *Current) Guarded(guards []store.Cond) *Current {
 	g := *c
 	g.guards = guards
 	return &g
 }
 
-// Take puts the stored settings that were read or watched into effect. If they
-// are invalid, the last good ones apply.
+// Take applies stored settings that were read or watched. If they are invalid, the
+// last good ones stay in effect.
 func (c *Current) Take(v store.Value) error {
 	var rec stored
 	if v.Exists() {
@@ -71,14 +72,14 @@ type effective struct {
 // Settings returns the effective settings as last read.
 func (c *Current) Settings() Settings { return c.now.Load().Settings }
 
-// AllSettings lists the effective settings with their sources, and the
+// AllSettings lists the effective settings with their sources. It also returns the
 // revision of the stored ones.
 func (c *Current) AllSettings() ([]Setting, int64) {
 	e := c.now.Load()
 	return e.all, e.revision
 }
 
-// Key is the key of the stored settings.
+// Key is the store key of the settings.
 const Key = "settings"
 
 // stored is the record of the settings changed by users.
@@ -88,9 +89,9 @@ type stored struct {
 
 var codec = store.Codec[stored]{Version: 1}
 
-// PutSettings changes stored settings. A nil value removes the stored one, so
-// that the layer below applies. Errors: Invalid with the field, Conflict for a
-// key that a flag or the environment pins.
+// PutSettings changes stored settings. A nil value removes the stored one, so that
+// the layer below applies. Errors: Invalid with the field; Conflict for a key that a
+// flag or the environment sets.
 func (c *Current) PutSettings(ctx context.Context, by audit.Actor, values map[string]any) ([]Setting, error) {
 	for key, v := range values {
 		field, ok := FieldOf(key)

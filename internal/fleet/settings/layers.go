@@ -34,10 +34,10 @@ type Layer struct {
 	Source Source
 	Values map[string]any
 	lines  map[string]int
-	name   string // of the file
+	name   string // name of the file
 }
 
-// Where names, for users, the variable, flag or line that sets f.
+// Where returns where the layer sets f, for users: the variable, flag or line.
 func (l Layer) Where(f Field) string {
 	switch l.Source {
 	case FromFlag:
@@ -50,7 +50,7 @@ func (l Layer) Where(f Field) string {
 	return string(l.Source)
 }
 
-// fault names what sets f, and why it is unusable.
+// fault returns err with the place that sets f.
 func (l Layer) fault(f Field, err error) error {
 	detail := err.Error()
 	if e, ok := errors.AsType[*failure.Invalid](err); ok && e.Field == f.Key {
@@ -74,11 +74,11 @@ type Setting struct {
 	Source Source `json:"source"`
 }
 
-// maxFile bounds the size of a config file.
+// maxFile is the maximum size of a config file.
 const maxFile = 1 << 20
 
-// FileLayer parses a YAML config file. It passes keys that are no settings to
-// other, which returns false for unknown ones; nil knows none. Errors name file
+// FileLayer parses a YAML config file. For a key that is no setting it calls other,
+// which returns false if the key is unknown; a nil other knows none. Errors name file
 // and line.
 func FileLayer(name string, data []byte, other func(key string) bool) (Layer, error) {
 	l := Layer{Source: FromFile, Values: map[string]any{}, lines: map[string]int{}, name: name}
@@ -125,8 +125,8 @@ func FileLayer(name string, data []byte, other func(key string) bool) (Layer, er
 	return l, errors.Join(errs...)
 }
 
-// Resolve computes the effective settings of layers, strongest first. What none
-// of them sets has its default. It returns every fault.
+// Resolve computes the effective settings from layers, strongest first. A setting
+// that no layer has gets its default. The error joins every fault.
 func Resolve(stack ...Layer) (Settings, []Setting, error) {
 	var s Settings
 	var errs []error

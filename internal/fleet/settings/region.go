@@ -10,15 +10,15 @@ import (
 	"lull/internal/core/failure"
 )
 
-// Region is the infrastructure of one AWS region.
+// Region is where in one AWS region workers are launched.
 type Region struct {
 	Region           string            `json:"region" yaml:"region"`
 	SecurityGroupIDs []string          `json:"security_group_ids,omitempty" yaml:"security_group_ids"`
 	SubnetID         string            `json:"subnet_id,omitempty" yaml:"subnet_id"`
 	KeyName          string            `json:"key_name,omitempty" yaml:"key_name"`
 	DefaultTags      map[string]string `json:"default_tags,omitempty" yaml:"default_tags"`
-	// AMINamePattern is the image name pattern that discovery searches for
-	// besides the tag.
+	// AMINamePattern selects images by name. Discovery also finds instances of these
+	// images, besides those with the fleet's tag.
 	AMINamePattern string `json:"ami_name_pattern,omitempty" yaml:"ami_name_pattern"`
 }
 
@@ -49,7 +49,8 @@ func (r Region) validate(field string) error {
 	return errors.Join(errs...)
 }
 
-// Launchable returns what is missing to launch in r.
+// Launchable returns an error that names what r lacks for launching workers; nil if
+// nothing.
 func (r Region) Launchable() error {
 	if r.SubnetID == "" || len(r.SecurityGroupIDs) == 0 {
 		return fmt.Errorf("cannot launch in region %s: its configuration has no subnet_id or no security_group_ids", r.Region)

@@ -24,12 +24,12 @@ import (
 	"lull/internal/fleet/sealed"
 )
 
-// MaxMinutes bounds every setting in minutes: a year.
+// MaxMinutes is the maximum of every setting in minutes: a year.
 const MaxMinutes = 525_600
 
-// Settings are the effective settings of the fleet. The tags define their names:
-// env is the variable, its lower case is the key in the API and in the config
-// file, and unit is the unit of a number outside this program.
+// Settings are the effective settings of the fleet. The struct tags define the names:
+// env is the environment variable, its lower case is the key in the API and in the
+// config file, and unit is the unit of a number outside this program.
 type Settings struct {
 	WorkerIdleTimeout               time.Duration     `env:"WORKER_IDLE_TIMEOUT_MINUTES" default:"60" unit:"minutes" min:"1" max:"525600" doc:"Idle timeout: time without activity before a worker is idle."`
 	WorkerAutoPauseEnabled          bool              `env:"WORKER_AUTO_PAUSE_ENABLED" default:"true" doc:"Pause idle workers automatically."`
@@ -81,7 +81,7 @@ type Field struct {
 	Doc     string `json:"doc"`
 
 	index    int
-	min, max int64 // in Unit; max 0 is no bound
+	min, max int64 // in Unit; a max of 0 means no maximum
 	oneOf    []string
 }
 
@@ -129,8 +129,8 @@ func (f Field) unit() time.Duration {
 	return 0
 }
 
-// Validate returns every fault in combinations of settings. Each single value
-// was checked when it was read.
+// Validate returns every fault in the combination of settings. Each single value was
+// checked when it was read.
 func (s Settings) Validate() error {
 	var errs []error
 	if s.IdleDetectionInterval > s.WorkerActivityDetectionInterval {
@@ -169,8 +169,8 @@ func (s Settings) Validate() error {
 	return errors.Join(slices.Concat(errs, s.validateNotify(), s.validateEnroll())...)
 }
 
-// ScannedRegions returns the regions that discovery scans, sorted, where known
-// are those of workers.
+// ScannedRegions returns the regions that discovery scans, sorted. known yields the
+// regions of workers.
 func (s Settings) ScannedRegions(known iter.Seq[string]) []string {
 	out := slices.Clone(s.DiscoveryRegions)
 	if len(out) == 0 {
@@ -180,8 +180,8 @@ func (s Settings) ScannedRegions(known iter.Seq[string]) []string {
 	return slices.Compact(out)
 }
 
-// Region returns the configuration of a region, or of the default one if
-// name is empty; false if there is none.
+// Region returns the configuration of a region, or of the default region if name is
+// empty; false if there is none.
 func (s Settings) Region(name string) (Region, bool) {
 	if name == "" {
 		name = s.AWSDefaultRegion
@@ -191,8 +191,8 @@ func (s Settings) Region(name string) (Region, bool) {
 	return r, ok
 }
 
-// format returns the value of f in s as text, in the setting's own unit. For
-// secrets it returns only their kind.
+// format returns the value of f in s as text or number, in the setting's own unit.
+// For a secret it returns only its kind.
 func (f Field) format(s *Settings) any {
 	switch v := reflect.ValueOf(s).Elem().Field(f.index).Interface().(type) {
 	case time.Duration:
@@ -204,7 +204,7 @@ func (f Field) format(s *Settings) any {
 	}
 }
 
-// set parses raw, from text, JSON or YAML, into f of s.
+// set parses raw, a value from text, JSON or YAML, and stores it in f of s.
 func (f Field) set(s *Settings, raw any) error {
 	v := reflect.ValueOf(s).Elem().Field(f.index)
 	bad := func(want string) error { return failure.Invalidf(f.Key, "%.60q is not %s", fmt.Sprint(raw), want) }
@@ -312,7 +312,7 @@ func (s Settings) validateEnroll() (errs []error) {
 	return errs
 }
 
-// Base returns the weakest layer of every policy.
+// Base returns the settings as the weakest layer of every policy.
 func (s Settings) Base() policy.Base {
 	return policy.Base{Timeout: s.WorkerIdleTimeout, WarnBefore: s.WorkerWarnBefore, CheckInterval: s.IdleDetectionInterval,
 		Snooze: s.WorkerAutoPauseSnooze, AutoPause: s.WorkerAutoPauseEnabled}

@@ -17,29 +17,29 @@ import (
 
 // Answers to a warning, as named in its links.
 const (
-	Extend   = "extend"    // an hour more: of protection or, for a ttl_deadline, of life
+	Extend   = "extend"    // another hour of protection or, for a ttl_deadline, before the deadline
 	Stop     = "stop"      // stop now
 	NotToday = "not-today" // keep running until midnight in NOTIFY_TIME_ZONE, like a keep override without an end
 )
 
-// Answers lists them in the order in which they are offered.
+// Answers returns all answers in the order in which they are offered.
 func Answers() []string { return []string{Extend, NotToday, Stop} }
 
-// Answer is the content of a link in a warning. It is valid while that warning
-// is out. Every answer, activity and the pause itself end the warning and
-// invalidate all its links.
+// Answer is the content of a link in a warning. It is valid until the warning ends.
+// Any answer, activity and the pause itself end the warning, and with it all its
+// links.
 type Answer struct {
 	WorkerID string    `json:"w"`
 	Verb     string    `json:"v"` // one of the Answer constants
 	WarnedAt time.Time `json:"a"`
 	PauseAt  time.Time `json:"p"`
-	Channel  string    `json:"c,omitempty"` // the channel of the warning, for the record
+	Channel  string    `json:"c,omitempty"` // channel by which the warning was sent, for the record
 }
 
 // linkGrace is how long after the planned pause a link is still accepted.
 const linkGrace = 15 * time.Minute
 
-// token returns the token of a: its fields and a signature over them.
+// token returns a as text: its fields and a signature of them.
 func (a Answer) token(s *sealed.Sealer) (string, error) {
 	body, err := json.Marshal(a)
 	if err != nil {
@@ -49,7 +49,7 @@ func (a Answer) token(s *sealed.Sealer) (string, error) {
 	return text + "." + base64.RawURLEncoding.EncodeToString(s.MAC(text)), nil
 }
 
-// Until returns how long a protects the worker; zero if it stops it.
+// Until returns until when a protects the worker; zero if a stops it.
 func (a Answer) Until(now time.Time, zone *time.Location) time.Time {
 	switch a.Verb {
 	case Extend:
@@ -63,9 +63,9 @@ func (a Answer) Until(now time.Time, zone *time.Location) time.Time {
 	return time.Time{}
 }
 
-// Answers returns those that a link in the warning may give. No snooze delays a
-// ttl_deadline: an extension moves it, and a stopped worker can only be
-// extended.
+// Answers returns the answers that the links of the warning may give. No snooze
+// delays a ttl_deadline: Extend moves the deadline, and it is the only answer for a
+// worker that is already stopped.
 func (x *Warning) Answers() []string {
 	switch {
 	case x.Reason == power.ReasonTTL && x.Stopped:
@@ -76,9 +76,9 @@ func (x *Warning) Answers() []string {
 	return Answers()
 }
 
-// Links returns the links that answer x, by verb, below the base address of the
-// server. like is an Answer without Verb and PauseAt. It is nil without base or
-// seal.
+// Links returns the links that answer x, by verb, below the server's base URL. like
+// is an Answer without Verb and PauseAt. Links returns nil if base is empty or seal
+// is nil.
 func (x *Warning) Links(base string, seal *sealed.Sealer, like Answer) map[string]string {
 	if base == "" || seal == nil {
 		return nil
@@ -95,8 +95,8 @@ func (x *Warning) Links(base string, seal *sealed.Sealer, like Answer) map[strin
 	return out
 }
 
-// Read verifies the token of a link. A foreign, modified or expired one
-// is a NotFound without further detail.
+// Read verifies the token of a link. If the token is foreign, modified or expired,
+// the error is NotFound without further detail.
 func Read(seal *sealed.Sealer, now time.Time, token string) (Answer, error) {
 	none := &failure.NotFound{Kind: "link", Name: token[:min(len(token), 8)] + "..."}
 	text, sig, ok := strings.Cut(token, ".")

@@ -1,5 +1,5 @@
-// Package warning holds the message that users of a worker get before it goes
-// down, and the answers that its links carry.
+// Package warning holds the message that users of a worker get before it goes down,
+// and the answers in its links.
 package warning
 
 import (
@@ -17,23 +17,22 @@ type Warning struct {
 	// Action is stop, hibernate or auto, drain, or terminate.
 	Action string       `json:"action"`
 	Reason power.Reason `json:"reason"`
-	// Cause is the schedule or the deadline, if that is the reason.
+	// Cause is the schedule or the deadline, if one is the reason.
 	Cause string `json:"cause,omitempty"`
-	// Forced means that it happens whether or not the worker is in use. Use is
+	// Forced means that the pause happens even if the worker is in use. Use describes
 	// what was in use when the warning was sent.
 	Forced bool   `json:"forced,omitempty"`
 	Use    string `json:"use,omitempty"`
-	// Stopped means that the worker is already stopped, and that its
-	// termination is announced.
+	// Stopped means that the worker is stopped and will be terminated.
 	Stopped bool `json:"stopped,omitempty"`
 }
 
-// Sentence says what will happen to who, when and why, without a full stop.
+// Sentence returns what will happen to who, when and why, without a full stop.
 func (x *Warning) Sentence(who string, zone *time.Location) string {
 	return x.sentence(who, "will be", "is", zone)
 }
 
-// Late is Sentence for when that time has passed.
+// Late is like Sentence, for a warning that is sent after the announced time.
 func (x *Warning) Late(who string, zone *time.Location) string {
 	return x.sentence(who, "was to be", "was", zone) + "; this warning was delayed"
 }

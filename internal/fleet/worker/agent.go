@@ -9,11 +9,11 @@ import (
 	"lull/internal/fleet/audit"
 )
 
-// ByAgent is the actor of decisions that an agent makes on its machine.
+// ByAgent is the actor of decisions that an agent makes for its own machine.
 var ByAgent = audit.Actor{Name: "agent", Kind: audit.KindAgent}
 
-// MayIdleStop applies to an agent the conditions that apply to the controller's
-// own idle pauses.
+// MayIdleStop returns an error, made by refuse, unless the worker's agent may stop it
+// for idleness. The conditions are those of the controller's own idle pauses.
 func (w *Worker) MayIdleStop(tx *Tx, r *policy.Resolved, refuse func(reason, format string, args ...any) error) error {
 	p := r.Idle(w.IsIdleDetectionEnabled)
 	switch {
@@ -37,9 +37,9 @@ func (w *Worker) MayIdleStop(tx *Tx, r *policy.Resolved, refuse func(reason, for
 	return nil
 }
 
-// AgentConsulted reports whether the worker's agent is to prepare for a stop
-// that the controller has decided and not sent: run the pre-stop hook and check
-// again. It is not consulted about the end of a worker.
+// AgentConsulted reports whether the worker's agent should now prepare for a stop
+// that is decided and not sent yet, by running the pre-stop hook and checking again.
+// It is not consulted before a termination.
 func (w *Worker) AgentConsulted() bool {
 	in := w.Intent
 	return in != nil && in.SentAt == nil && in.By != ByAgent.Name && w.DesiredStatus == power.WorkerStopped && w.Status != power.WorkerDraining

@@ -8,9 +8,9 @@ import (
 	"lull/internal/core/power"
 )
 
-// LastPause is the part of a worker's activity group about its last pause.
+// LastPause describes a worker's last pause.
 type LastPause struct {
-	At     *time.Time   `json:"at,omitempty"` // nil for none
+	At     *time.Time   `json:"at,omitempty"` // nil if there was none
 	By     string       `json:"by,omitempty"`
 	Reason power.Reason `json:"reason,omitempty"`
 	Policy string       `json:"policy,omitempty"`
@@ -27,7 +27,7 @@ type CalledOff struct {
 	Drain   bool         `json:"drain,omitempty"`
 }
 
-// Sentence describes what was requested and its outcome.
+// Sentence returns what was requested and why it did not happen.
 func (c *CalledOff) Sentence() string {
 	what := "stop"
 	if c.Drain {
@@ -41,8 +41,8 @@ func (w *Worker) lastPause() *LastPause {
 	return &LastPause{At: w.LastPausedAt, By: w.LastPausedBy, Reason: w.PauseReason, Policy: w.PausePolicy}
 }
 
-// beforeStop returns the last pause before the present stop intent, if there is
-// one. A stop that replaces another one has the same predecessor.
+// beforeStop returns the last pause before the current stop intent; without an
+// intent, the last pause. A stop that replaces another one has the same predecessor.
 func (w *Worker) beforeStop() *LastPause {
 	if w.Intent != nil {
 		return w.Intent.Before
@@ -50,8 +50,9 @@ func (w *Worker) beforeStop() *LastPause {
 	return w.lastPause()
 }
 
-// unpause restores the last pause that happened, because the intended stop does
-// not happen, and keeps the data about that stop. It stays counted.
+// unpause removes the intended stop as the last pause, because it will not happen:
+// the pause before it is the last one again. The stop is kept in StopCalledOff and
+// stays counted.
 func (w *Worker) unpause(now time.Time, why string) {
 	in := w.Intent
 	if in == nil {
@@ -63,8 +64,8 @@ func (w *Worker) unpause(now time.Time, why string) {
 	}
 }
 
-// Refused records, until something else happens, that the last stop failed and
-// was not withdrawn by a user.
+// Refused records that the last stop failed and was not withdrawn by a user. The
+// record stays until something else happens.
 func (w *Worker) Refused(why string) { w.StatusReason = "the stop was canceled: " + why }
 
 // StopRefused reports whether the last stop of a running worker failed.
@@ -72,8 +73,8 @@ func (w *Worker) StopRefused() bool {
 	return w.Status == power.WorkerRunning && w.StopCalledOff != nil && w.StatusReason != ""
 }
 
-// TookEffect makes a canceled stop the last pause, because it happened
-// nevertheless.
+// TookEffect makes the canceled stop the last pause again, because it happened after
+// all.
 func (w *Worker) TookEffect() {
 	c := w.StopCalledOff
 	if c == nil {

@@ -12,14 +12,14 @@ import (
 	"lull/internal/store"
 )
 
-// Pool is the record of the fleet-wide limits. It changes in the same
-// transaction as every worker that goes up or down, so that floor and cooldown
-// apply across servers.
+// Pool is the record of the fleet-wide limits. Every transaction in which a worker
+// goes up or down also writes the Pool, so that floor and cooldown apply across
+// servers.
 type Pool struct {
-	// Up counts the workers that run and that are not intended to stop.
+	// Up is the number of workers that run and are not intended to stop.
 	Up              int        `json:"up"`
 	LastScaleDownAt *time.Time `json:"last_scale_down_at,omitempty"`
-	// Spent counts against the budgets.
+	// Spent is what was spent of the budgets.
 	Spent policy.Ledger `json:"spent,omitempty"`
 }
 
@@ -32,8 +32,8 @@ func DecodePool(v store.Value) (Pool, error) {
 	return poolCodec.Decode(v.Key, v.Data)
 }
 
-// Tx is a change of one worker in progress. It may be repeated on fresh state
-// until the store accepts it.
+// Tx is a change of one worker in progress. It is repeated on fresh state until the
+// store accepts it.
 type Tx struct {
 	Now      time.Time
 	Settings settings.Settings
@@ -47,7 +47,7 @@ type Tx struct {
 	spent   bool // Pool.Spent was changed
 }
 
-// NewTx begins a change of a worker by someone.
+// NewTx returns a change of a worker by an actor.
 func NewTx(now time.Time, s settings.Settings, by audit.Actor) *Tx {
 	return &Tx{Now: now, Settings: s, By: by}
 }
@@ -55,7 +55,7 @@ func NewTx(now time.Time, s settings.Settings, by audit.Actor) *Tx {
 // Limit gives the change the pool and whether automatic actions are halted.
 func (tx *Tx) Limit(p Pool, halted bool) { tx.Pool, tx.Halted, tx.pooled = p, halted, true }
 
-// Spend replaces the amounts spent of the budgets.
+// Spend replaces the amounts spent of the budgets in the pool.
 func (tx *Tx) Spend(l policy.Ledger) { tx.Pool.Spent, tx.spent = l, true }
 
 // Note adds an audit entry to the change. It fills in At, By and the worker.
@@ -66,11 +66,11 @@ func (tx *Tx) Note(e audit.Entry) {
 	tx.entries = append(tx.entries, e)
 }
 
-// ErrPool requests the same change with the pool in its transaction.
+// ErrPool requests that the change is repeated with the pool in its transaction.
 var ErrPool = errors.New("the pool is needed")
 
-// Writes returns the writes that turn old, whose record is was, into w, without
-// those of the pool. The worker's own write comes first.
+// Writes returns the writes that turn old, whose stored data is was, into w. The
+// worker's own write comes first. The write of the pool is not included.
 func (tx *Tx) Writes(was []byte, old, w *Worker) ([]store.Op, error) {
 	if old.Status != w.Status {
 		if err := power.WorkerTable.Check(old.Status, w.Status); err != nil {
@@ -107,7 +107,7 @@ func (tx *Tx) Writes(was []byte, old, w *Worker) ([]store.Op, error) {
 	return ops, nil
 }
 
-// moved adds a change of status to the change's audit entries.
+// moved adds an audit entry for a change of status.
 func (tx *Tx) moved(from, to power.Worker, why string) {
 	if len(tx.entries) == 0 {
 		tx.Note(audit.Entry{Action: "status_changed", Detail: why})
@@ -117,7 +117,8 @@ func (tx *Tx) moved(from, to power.Worker, why string) {
 	e.Events = append(e.Events, audit.EventStatus)
 }
 
-// PoolOp returns the write of the pool if the worker went up or down, or if fn changed it.
+// PoolOp returns the write of the pool, or nil if it is unchanged: the worker neither
+// went up nor down, and fn did not change the pool.
 func (tx *Tx) PoolOp(old, w *Worker) (*store.Op, error) {
 	delta := 0
 	switch before, after := old.Counted(), w.Counted(); {
@@ -138,12 +139,13 @@ func (tx *Tx) PoolOp(old, w *Worker) (*store.Op, error) {
 	return &op, err
 }
 
-// scaled reports whether the change starts the cooldown.
+// scaled reports whether the change starts a cooldown.
 func (tx *Tx) scaled() bool {
 	return tx.Pool.LastScaleDownAt != nil && tx.Pool.LastScaleDownAt.Equal(tx.Now)
 }
 
-// instanceRef records the owner of an instance, so that none is imported twice.
+// instanceRef records which worker an instance belongs to, so that no instance is
+// imported twice.
 type instanceRef struct {
 	Worker string `json:"worker"`
 }
@@ -152,7 +154,7 @@ var instanceCodec = store.Codec[instanceRef]{Version: 1}
 
 func InstanceKey(region, instance string) string { return "instances/" + region + "/" + instance }
 
-// InstanceOwner returns the ID of the worker in the record at an instance's key.
+// InstanceOwner returns the worker's ID from an instanceRef.
 func InstanceOwner(v store.Value) (string, error) {
 	ref, err := instanceCodec.Decode(v.Key, v.Data)
 	return ref.Worker, err

@@ -29,7 +29,7 @@ type Limits struct {
 	Up              int // running and not intended to stop, including this worker
 	LastScaleDownAt *time.Time
 	Cooldown        time.Duration
-	Defers          bool // the cooldown also defers a pause
+	Defers          bool // the cooldown also delays pauses
 	Intended        bool // a pause of this worker is already intended
 }
 
@@ -43,8 +43,8 @@ func LimitsOf(w *Worker, r power.Reason, p *Pool, s *settings.Settings) Limits {
 	}
 }
 
-// block returns the block of a guard of the pool that keeps a worker up; false
-// if the guard is no such guard, or does not.
+// block returns the block for a guard of the pool, if the guard keeps the worker up;
+// false for other guards, or if a is an action.
 func (l Limits) block(a Action, guard string) (idle.Block, bool) {
 	switch {
 	case a != ActNothing:
@@ -58,8 +58,8 @@ func (l Limits) block(a Action, guard string) (idle.Block, bool) {
 	return idle.Block{}, false
 }
 
-// Hold returns d with the guard of the pool that keeps the worker up, or d
-// itself if none does.
+// Hold adds the guard of the pool that keeps the worker up to d. It returns d
+// unchanged if there is none.
 func (l Limits) Hold(d evidence.Decision, a Action, guard string) evidence.Decision {
 	b, ok := l.block(a, guard)
 	if !ok {
@@ -69,9 +69,10 @@ func (l Limits) Hold(d evidence.Decision, a Action, guard string) evidence.Decis
 	return evidence.Decide(d.Verdict.At, d.Policy, d.Evidence)
 }
 
-// Arbitrate chooses exactly one action for a worker. v is the verdict without
-// the guards of the pool. It returns the guard that failed first if scale-down
-// is enabled, and min_workers whenever that keeps an eligible worker up.
+// Arbitrate chooses exactly one action for a worker, and returns the guard that
+// prevented an action. v is the verdict without the guards of the pool. With
+// scale-down enabled, the guard is the first one that failed. min_workers is also
+// returned without scale-down, if it keeps an eligible worker up.
 func Arbitrate(now time.Time, v idle.Verdict, l Limits) (Action, string) {
 	floor := l.Up <= l.MinWorkers
 	cooling := l.LastScaleDownAt != nil && now.Sub(*l.LastScaleDownAt) < l.Cooldown
@@ -99,7 +100,8 @@ func Arbitrate(now time.Time, v idle.Verdict, l Limits) (Action, string) {
 	return ActNothing, guard
 }
 
-// EvidenceFor returns the engine's evidence of a record and its readings.
+// EvidenceFor returns the engine's evidence, from a worker's record, its readings and
+// guards.
 func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.Evidence {
 	at := func(t *time.Time) time.Time {
 		if t == nil {
@@ -109,7 +111,7 @@ func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.E
 	}
 	created := w.CreatedAt
 	if up := at(w.RunningSince); w.Imported && !up.IsZero() && up.Before(created) {
-		created = up // the record is younger than the machine
+		created = up // the machine is older than its record
 	}
 	return idle.Evidence{
 		Status: string(w.Status), Running: w.Status == power.WorkerRunning,
@@ -119,23 +121,23 @@ func EvidenceFor(w *Worker, readings []idle.Reading, guards []idle.Block) idle.E
 	}
 }
 
-// ActivityUpdate is the result of a telemetry reading about a worker.
+// ActivityUpdate is the result of reading a worker's telemetry.
 type ActivityUpdate struct {
 	Telemetry
 	// Late is the delay with which the activity was reported, if the last pause
 	// was decided without it and would not have been decided with it; otherwise
 	// 0.
 	Late time.Duration
-	// Check and Target are when the worker is next checked and paused.
+	// Check and Target are when the worker will be checked and paused next.
 	Check, Target *time.Time
 }
 
-// Jitter is how far a time of activity may differ between two readings of the
-// same history without counting as new.
+// Jitter is how far the time of an event may differ between two readings of the same
+// history without counting as new.
 const Jitter = evidence.Jitter
 
-// Complete reports whether u has all recent events. Otherwise those of the
-// record are kept.
+// Complete reports whether u has all recent events. If not, the events in the record
+// are kept.
 func (u ActivityUpdate) Complete() bool { return u.Unknown == "" && u.Recent != nil }
 
 // Moves reports whether u has activity newer than that known for w.
@@ -143,7 +145,7 @@ func (u ActivityUpdate) Moves(w *Worker) bool {
 	return !u.Newest.IsZero() && (w.LastActivityAt == nil || u.Newest.Sub(*w.LastActivityAt) > Jitter)
 }
 
-// Changes reports whether u contains anything new for w.
+// Changes reports whether u has anything that the record of w does not have.
 func (u ActivityUpdate) Changes(w *Worker) bool {
 	if u.Moves(w) {
 		return true
@@ -162,8 +164,9 @@ func (w *Worker) Checked(at time.Time) {
 	}
 }
 
-// Judgement is the input of an automatic decision, which is made again inside
-// its transaction: the readings, and everything that the record does not hold.
+// Judgement is the input of an automatic decision besides the record: the readings,
+// and everything else that the record does not hold. The decision is made again
+// inside its transaction.
 type Judgement struct {
 	At       int64 // revision at which the readings were taken
 	Now      time.Time
@@ -177,16 +180,16 @@ type Judgement struct {
 type Outcome struct {
 	Action   Action
 	Guard    string
-	Reason   power.Reason // of the pause in question
+	Reason   power.Reason // reason of the pause, whether or not it is carried out
 	Force    bool
 	Decision evidence.Decision
 	Worker   Worker
-	// Shadowed means that only dry run kept the worker up.
+	// Shadowed means that only dry run prevented the pause.
 	Shadowed bool
 }
 
-// WriteOutcome records the outcome. held is the policy that applied when it was
-// decided.
+// WriteOutcome carries the outcome out on the record. held is the policy that applied
+// to the decision.
 func (w *Worker) WriteOutcome(tx *Tx, out *Outcome, held, use string) error {
 	d := out.Decision
 	outcome := out.Guard
@@ -212,7 +215,7 @@ func (w *Worker) WriteOutcome(tx *Tx, out *Outcome, held, use string) error {
 		w.LastGuard = ""
 		return w.IntendStop(tx, p)
 	}
-	// The warning of a ttl_deadline stays: it says everything that this one
+	// A warning of a ttl_deadline is kept: it already says everything that this one
 	// would.
 	if d.Verdict.WarnDue && !d.Verdict.Has(idle.Shadow) && w.WarningFor != power.ReasonTTL {
 		at := tx.Now

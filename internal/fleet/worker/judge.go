@@ -11,15 +11,15 @@ import (
 	"lull/internal/core/power"
 )
 
-// Case is the complete input for judging a worker. Readings, Guards and Budget
-// may be nil.
+// Case is the complete input for judging a worker. Readings, Guards and Budget may be
+// nil.
 type Case struct {
 	Now      time.Time
 	Worker   *Worker
 	Rules    *policy.Resolved
 	Readings []idle.Reading
 	Guards   []idle.Block
-	// Budget returns the blocks of budgets for a pause with a reason.
+	// Budget returns the blocks by budgets of a pause for reason.
 	Budget    func(reason string) []idle.Block
 	ScaleDown bool
 }
@@ -27,20 +27,21 @@ type Case struct {
 // Ruling is the result of judging a Case.
 type Ruling struct {
 	evidence.Decision
-	// Reason is the reason with which a pause would be recorded.
+	// Reason is the reason that would be recorded for a pause.
 	Reason power.Reason
-	// Force ignores the readings. Use contains what they show.
+	// Force means that the pause ignores the readings. Use describes what is in use
+	// then.
 	Force bool
 	Use   string
 }
 
-// Judge asks the engine whether the worker is to be paused, for its idleness or
-// by its schedule, and returns the answer that comes first: among those
-// possible now the one for idleness, otherwise the one whose pause is nearer.
+// Judge asks the engine whether to pause the worker, once for its idleness and once
+// by its schedule. It returns the answer that leads to the earlier pause; if both are
+// possible now, the one for idleness.
 //
-// A schedule that has closed since the worker was last started shortens the
-// timeout to its grace. One that will close does so from then on. With force,
-// no reading keeps the worker up.
+// If a schedule has closed since the worker's last start, the schedule's grace
+// replaces the timeout. A schedule that will close has that effect from then on. With
+// force, readings do not prevent the pause.
 func (c Case) Judge() Ruling {
 	asIdle := c.Idle()
 	asScheduled, ok := c.scheduled()
@@ -77,7 +78,7 @@ func (c Case) Idle() Ruling {
 	return r
 }
 
-// scheduled returns the answer by the schedule; false without a schedule that
+// scheduled returns the answer by the schedule; false if there is no schedule that
 // pauses.
 func (c Case) scheduled() (Ruling, bool) {
 	st := c.Rules.ScheduleState
@@ -102,12 +103,12 @@ func (c Case) scheduled() (Ruling, bool) {
 	return r, true
 }
 
-// offHours returns the engine's policy and evidence in closed hours.
+// offHours returns the engine's policy and evidence for closed hours.
 func (c Case) offHours(st *policy.ScheduleState) (idle.Policy, idle.Evidence) {
 	return st.OffHours(c.Rules.Idle(true), c.evidence())
 }
 
-// Use describes what is in use, for the record of a pause that does not wait.
+// Use describes what is in use, for the record of a pause that ignores it.
 func (c Case) Use() string {
 	v := c.Idle().Verdict
 	for _, b := range v.Blocks {
@@ -140,8 +141,8 @@ func (c Case) guards(r power.Reason) []idle.Block {
 	return out
 }
 
-// stopIntended returns the block of a running worker that is to be stopped or
-// terminated: it is not paused a second time.
+// stopIntended returns the block for a running worker whose stop or termination is
+// pending already.
 func stopIntended(w *Worker) idle.Block {
 	what := "A stop of it is pending."
 	switch in := w.Intent; {
@@ -156,13 +157,13 @@ func stopIntended(w *Worker) idle.Block {
 func (c Case) decide(p idle.Policy, e idle.Evidence, guards []idle.Block) evidence.Decision {
 	e.Guards = guards
 	if slices.ContainsFunc(guards, func(b idle.Block) bool { return b.Code == idle.Shadow || b.Code == idle.Halted && b.Until == nil }) {
-		p.WarnBefore = 0 // users are not warned of something that will not happen
+		p.WarnBefore = 0 // do not warn users of something that will not happen
 	}
 	return evidence.Decide(c.Now, p, e)
 }
 
-// FinalCheck judges again, right before the call, a pause that was intended for a
-// reason. Blocks that apply only before a pause is intended are left out.
+// FinalCheck judges a pause for the reason why again, right before it is sent. Blocks
+// that apply only before a pause is intended are left out.
 func (c Case) FinalCheck(why power.Reason) evidence.Decision {
 	p, e := c.Rules.Idle(c.Worker.IsIdleDetectionEnabled), c.evidence()
 	if st := c.Rules.ScheduleState; why == power.ReasonSchedule && st != nil {
@@ -174,7 +175,7 @@ func (c Case) FinalCheck(why power.Reason) evidence.Decision {
 	return evidence.Decide(c.Now, p, e)
 }
 
-// LastStart returns when w last became running, for any reason.
+// LastStart returns when w last started running, for any reason.
 func (w *Worker) LastStart() time.Time {
 	t := w.CreatedAt
 	for _, at := range []*time.Time{w.RunningSince, w.LastResumedAt} {
@@ -185,8 +186,8 @@ func (w *Worker) LastStart() time.Time {
 	return t
 }
 
-// lastStop returns when w last went down, for any reason, or when a start was
-// withdrawn after that: a withdrawn start means that the worker must be down.
+// lastStop returns when w last went down, for any reason. If a start was withdrawn
+// later, it returns that time, because the worker must have been down then.
 func (w *Worker) lastStop() time.Time {
 	t := w.StatusSince
 	if w.LastPausedAt != nil {

@@ -10,10 +10,10 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestReadingsOfTheRuleThatDecides checks that readings are judged by the
-// deciding rule: an event that still counts for the policy can be too old for
-// the grace of a closed schedule. This applies to the recorded decision and to
-// the final check. With force no reading counts.
+// TestReadingsOfTheRuleThatDecides checks that readings are judged by the rule that
+// decides: an event that still counts for the policy's timeout can be too old for the
+// grace of a closed schedule. The recorded decision and the final check must agree on
+// that. With force, readings do not count.
 func TestReadingsOfTheRuleThatDecides(t *testing.T) {
 	now := time.Date(2026, 3, 2, 20, 0, 0, 0, time.UTC)
 	closed, used := now.Add(-time.Hour), now.Add(-54*time.Hour)

@@ -8,8 +8,9 @@ import (
 	"lull/internal/core/idle"
 )
 
-// HibernatePays reports whether the next pause is expected to be short enough
-// for hibernation, and why: whether the median of pauses is.
+// HibernatePays reports whether the next pause is expected to be short enough for
+// hibernation, judged by the median of earlier pauses, and returns the reason as
+// text.
 func HibernatePays(pauses []time.Duration) (bool, string) {
 	if len(pauses) < leastPauses {
 		return false, fmt.Sprintf("%d of its pauses are known, %d are needed to expect how long one is", len(pauses), leastPauses)
@@ -25,9 +26,9 @@ func HibernatePays(pauses []time.Duration) (bool, string) {
 
 // Parameters of pause_action auto.
 const (
-	// HibernateWithin is the longest pause for which hibernation is worthwhile.
-	// An instance is billed while its memory is written, in return for a faster
-	// resume. After a weekend, no user needs what was in memory.
+	// HibernateWithin is the longest pause for which hibernation pays. EC2 bills an
+	// instance while its memory is written; in return, the resume is faster. After a
+	// weekend, nobody needs what was in memory.
 	HibernateWithin = 48 * time.Hour
 	// leastPauses is the minimum number of pauses for a prediction, and
 	// MostPauses the maximum number considered.

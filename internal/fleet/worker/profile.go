@@ -14,8 +14,8 @@ import (
 	"lull/internal/fleet/settings"
 )
 
-// Profile contains what users may set on a worker, at its creation or later. A
-// nil field is unchanged.
+// Profile contains the settings of a worker that users may change. Nil fields stay
+// unchanged.
 type Profile struct {
 	Name                   *string           `json:"name,omitempty"`
 	Tags                   map[string]string `json:"tags,omitempty"`
@@ -26,7 +26,7 @@ type Profile struct {
 	SnoozeMinutes          *int              `json:"snooze_minutes,omitempty"`       // -1 inherits from the policy
 	PauseAction            *string           `json:"pause_action,omitempty"`
 	PauseHolder            *string           `json:"pause_holder,omitempty"`
-	TTLDeadline            *time.Time        `json:"ttl_deadline,omitempty"` // the zero time removes it, as null does in the API
+	TTLDeadline            *time.Time        `json:"ttl_deadline,omitempty"` // the zero time removes it; in the API, null does
 	TTLAction              *string           `json:"ttl_action,omitempty"`
 	Schedule               *string           `json:"schedule,omitempty"`
 	Policy                 *string           `json:"policy,omitempty"`
@@ -39,8 +39,8 @@ type Profile struct {
 	TLSInsecure            *bool             `json:"tls_insecure,omitempty"`
 }
 
-// Clear removes a field's value, so that it is inherited or unset: null in the
-// API. Errors: Invalid for a field that a worker needs.
+// Clear removes the value of a field, so that the field is inherited or unset. In the
+// API, null does that. Errors: Invalid for a field that a worker needs.
 func (p *Profile) Clear(field string) error {
 	none := ""
 	texts := map[string]**string{"owner": &p.Owner, "pause_action": &p.PauseAction, "ttl_action": &p.TTLAction, "schedule": &p.Schedule,
@@ -65,8 +65,8 @@ func (p *Profile) Clear(field string) error {
 	return nil
 }
 
-// Endpoint returns where the CML of a machine with these addresses would
-// answer; empty without an address.
+// Endpoint returns the URL at which the CML of a machine with these addresses would
+// answer; empty if it has no address.
 func Endpoint(publicIP, privateIP string) string {
 	if ip := cmp.Or(publicIP, privateIP); ip != "" {
 		return "https://" + ip
@@ -85,7 +85,8 @@ const (
 
 var Risks = []string{RiskInstanceStore, RiskNoElasticIP, RiskASGMember, RiskSpot, RiskStopProtected}
 
-// Set applies p to w, by the rules in effect. It returns every fault.
+// Set applies p to w. rules must contain the policy and schedule that p names. It
+// returns every fault.
 func (p Profile) Set(rules *policy.Set, seal *sealed.Sealer, w *Worker) error {
 	var errs []error
 	fail := func(field, format string, args ...any) { errs = append(errs, failure.Invalidf(field, format, args...)) }
@@ -120,7 +121,7 @@ func (p Profile) Set(rules *policy.Set, seal *sealed.Sealer, w *Worker) error {
 	text("pause_holder", &w.PauseHolder, p.PauseHolder, 16, HolderController, HolderAgent)
 	end := cmp.Or(w.TTLAction, ActionStop)
 	if text("ttl_action", &w.TTLAction, p.TTLAction, 16, ActionStop, "terminate"); cmp.Or(w.TTLAction, ActionStop) != end {
-		w.unwarnTTL() // a warning of a stop is no warning of a termination
+		w.unwarnTTL() // a warning of a stop does not announce a termination
 	}
 	ruled := [2]string{w.Policy, w.Schedule}
 	text("schedule", &w.Schedule, p.Schedule, 64)
@@ -209,12 +210,13 @@ func (p Profile) setTags(w *Worker) error {
 	return errors.Join(errs...)
 }
 
-// maxTags leaves room for ours among EC2's 50.
+// maxTags is the maximum number of user tags. EC2 allows 50 tags; the rest is for
+// lull's own.
 const maxTags = 40
 
-// TakeTags copies an instance's tags to an imported worker, except names that
-// the worker already has, so that policies and savings by tag find it. Names of
-// AWS, those with prefix, and the instance's Name are left out.
+// TakeTags copies the tags of an imported instance to the worker, so that policies
+// and savings by tag apply. It skips tags that the worker already has, AWS's own,
+// those with prefix, and Name.
 func (w *Worker) TakeTags(tags map[string]string, prefix string) {
 	if !w.Imported {
 		return

@@ -9,22 +9,23 @@ import (
 	"lull/internal/core/policy"
 )
 
-// Observable lists what can be observed of a machine, as far as it was probed.
+// Observable is what a probe of a machine found to observe.
 type Observable struct {
-	// CML reports that a CML answers at the machine's address. CMLDetail is its
+	// CML means that a CML answers at the machine's address. CMLDetail is its
 	// version, or why none was found.
 	CML       bool
 	CMLDetail string
-	// Agent reports that the machine's agent reports to this fleet.
+	// Agent means that the machine's agent reports to this fleet.
 	Agent bool
-	// Up is for how long the machine has been running; negative if it is not.
+	// Up is how long the machine has been running; negative if it is not running.
 	Up time.Duration
-	// Patience is the time limit for an answer of CML.
+	// Patience is how long CML is given to start before the machine counts as one
+	// without CML.
 	Patience time.Duration
 }
 
-// Choose returns the activity sources that fit and why. Without sources the
-// machine has to be probed again later.
+// Choose returns the activity sources for the machine, and the reason for the choice.
+// If it returns none, the machine must be probed again later.
 func (o Observable) Choose() (sources []string, reason string) {
 	var why []string
 	if o.CML {
@@ -45,13 +46,13 @@ func (o Observable) Choose() (sources []string, reason string) {
 	return sources, strings.Join(why, "; ")
 }
 
-// SetSources records what Choose returned.
+// SetSources records the result of Choose.
 func (w *Worker) SetSources(sources []string, reason string) {
 	w.ActivitySources, w.ActivitySourcesReason, w.DetectSources = sources, reason, len(sources) == 0
 }
 
-// SourcesGiven reports whether p takes the activity sources from a user's
-// choice, such as a policy, and not from the default.
+// SourcesGiven reports whether a user chose the activity sources in p, for example by
+// a policy, rather than the default.
 func SourcesGiven(p *policy.Resolved) bool {
 	return p.From["activity_sources"].Layer != policy.LayerSettings
 }

@@ -30,7 +30,7 @@ type DetectResult struct {
 	TelemetryUnknownWhy string       `json:"telemetry_unknown,omitempty"`
 }
 
-// Fill copies the contents of a verdict.
+// Fill copies the fields of a verdict to r.
 func (r *DetectResult) Fill(v idle.Verdict) {
 	r.IdleCheckPerformed = true
 	r.IsIdle, r.IdleMinutes = v.IsIdle, v.IdleMinutes
@@ -48,18 +48,18 @@ type IdleStatus struct {
 	CheckedAt        time.Time      `json:"checked_at"`
 	PolicyName       string         `json:"policy_name"` // the policy whose timeout applies
 	Readings         []idle.Reading `json:"readings"`
-	// Expiry is the worker's expiry, which is not part of a verdict; absent if
-	// it has none. target_pause_at only concerns its idleness.
+	// Expiry is the worker's expiry; absent if it has none. It is not part of the
+	// verdict: target_pause_at is only about idleness and schedules.
 	Expiry *why.Expiry `json:"expiry,omitempty"`
 	// ReadingsUnknown means that no server with live readings answered.
 	ReadingsUnknown bool `json:"readings_unknown,omitempty"`
 	// Checking means that a signal is unknown only because the worker was just
-	// started, or not yet checked by the server that observes it.
+	// started, or has not been checked yet by the server that observes it.
 	Checking bool `json:"checking,omitempty"`
-	// CPU is the last CPU reading, in percent, in listings of all workers; absent
-	// if unknown.
+	// CPU is the last CPU reading, in percent; absent if unknown. It is set in
+	// listings of all workers.
 	CPU *float64 `json:"cpu_utilization,omitempty"`
-	// CloudUnread means that EC2 does not answer about the worker's region.
+	// CloudUnread is set if EC2 cannot be read in the worker's region.
 	CloudUnread *Unread `json:"cloud_unread,omitempty"`
 }
 
@@ -118,9 +118,8 @@ type Page struct {
 	Next    string   `json:"next,omitempty"`
 }
 
-// Standstill returns the blocks of every automatic action on w: a halt, and dry
-// run. Every judgement of w, for the record, for an answer or for the action
-// itself, gets them from here.
+// Standstill returns the blocks that prevent every automatic action on w: a halt, and
+// dry run. Everything that judges w must use them.
 func Standstill(w *Worker, r *policy.Resolved, h halt.Halt, shadow bool) []idle.Block {
 	var out []idle.Block
 	if h.On {
@@ -137,7 +136,7 @@ func Standstill(w *Worker, r *policy.Resolved, h halt.Halt, shadow bool) []idle.
 	return out
 }
 
-// shadowed returns the sentence of the block of a policy in dry run.
+// shadowed returns the sentence for the block of a policy in dry run.
 func shadowed(r *policy.Resolved) string {
 	return "Its policy is in dry-run mode (" + r.From["shadow"].String() + "): lull decides and records, but takes no action."
 }

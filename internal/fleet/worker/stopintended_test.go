@@ -13,8 +13,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// A running worker with a pending stop is not described as not running, and an
-// unknown signal comes with the way to make it known.
+// TestBlocksAgreeWithTheStatus checks that a running worker with a pending stop is
+// not described as stopped, and that the fact about an unknown signal has a remedy.
 func TestBlocksAgreeWithTheStatus(t *testing.T) {
 	now := time.Date(2026, 3, 2, 20, 0, 0, 0, time.UTC)
 	w := &worker.Worker{Name: "one", Status: power.WorkerRunning, DesiredStatus: power.WorkerStopped, CreatedAt: now.Add(-100 * time.Hour), Armed: true, IsIdleDetectionEnabled: true,

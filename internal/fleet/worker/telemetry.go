@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Telemetry is one reading of a worker's CML history.
+// Telemetry is the result of reading a worker's CML history once.
 type Telemetry struct {
 	CheckedAt  time.Time       // when the complete answer had been read
-	Unknown    string          // why it does not prove quiet; empty if it does
-	Newest     time.Time       // newest relevant activity by our clock; zero for none
-	Recent     []Event         // newest first; perhaps not all of them if Unknown is set
+	Unknown    string          // why quiet is not proven; empty if it is
+	Newest     time.Time       // time of the newest relevant activity by our clock; zero if there is none
+	Recent     []Event         // newest first; may be incomplete if Unknown is set
 	Seen       json.RawMessage // state for the next reading
 	Future     int64           // number of future-dated events
 	Malformed  int64
-	Categories map[string]int64 // unknown ones
+	Categories map[string]int64 // number of events by unknown category
 }

@@ -7,8 +7,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestIncompleteTelemetry checks that the events of a possibly incomplete
-// reading do not replace the recorded ones. A newer activity among them counts.
+// TestIncompleteTelemetry checks that the events of a possibly incomplete reading do
+// not replace the recorded ones, and that a newer activity among them still counts.
 func TestIncompleteTelemetry(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	w := worker.Worker{LastActivityAt: &at, RecentActivityEvents: []worker.Event{{Category: "start_lab", Timestamp: at}, {Category: "stop_lab", Timestamp: at.Add(-time.Hour)}}}

@@ -14,7 +14,7 @@ import (
 	"lull/internal/fleet/warning"
 )
 
-// Snooze protects w until a time, and withdraws a warning.
+// Snooze protects w from automatic pauses until then, and withdraws a warning.
 func (w *Worker) Snooze(tx *Tx, until time.Time) {
 	t := until.UTC().Round(0)
 	w.SnoozedUntil, w.SnoozedBy = &t, tx.By.Name
@@ -22,14 +22,14 @@ func (w *Worker) Snooze(tx *Tx, until time.Time) {
 	tx.Note(audit.Entry{Action: "snoozed", Detail: "until " + t.Format(time.RFC3339)})
 }
 
-// Awaits reports whether the warning that a answers is still out for w.
+// Awaits reports whether the warning that a answers is still in effect for w.
 func (w *Worker) Awaits(a warning.Answer) bool {
 	return w.WarningSentAt != nil && w.WarningSentAt.Sub(a.WarnedAt).Abs() < time.Millisecond && w.Intent == nil &&
 		(w.Status == power.WorkerRunning || w.Status == power.WorkerStopped && w.WarningFor == power.ReasonTTL)
 }
 
-// ExtendTTL moves the ttl_deadline and ends its warning. If the deadline came
-// from a tag, the record overrides it from then on.
+// ExtendTTL moves the ttl_deadline and withdraws its warning. A deadline that came
+// from a tag no longer follows the tag.
 func (w *Worker) ExtendTTL(tx *Tx, until time.Time) {
 	t := until.UTC().Round(0)
 	w.TTLDeadline, w.TTLFromTag = &t, false
@@ -37,19 +37,19 @@ func (w *Worker) ExtendTTL(tx *Tx, until time.Time) {
 	tx.Note(audit.Entry{Action: "ttl_extended", Detail: "until " + t.Format(time.RFC3339)})
 }
 
-// Pause is the request for a pause or drain.
+// Pause is a request to pause or drain a worker.
 type Pause struct {
-	Reason power.Reason // empty is manual
+	Reason power.Reason // empty means manual
 	Drain  bool
-	// Decision is the basis of an automatic pause. It goes to the audit log.
+	// Decision is the decision behind an automatic pause, for the audit log.
 	Decision *evidence.Decision
 	Detail   string
-	Policy   string // the one that applied, as policy.Resolved names it; empty if unknown
-	Force    bool   // no reading cancels it
+	Policy   string // the policy that applied, as policy.Resolved names it; empty if unknown
+	Force    bool   // readings do not cancel it
 }
 
-// IntendStop records a stop. Every pause is counted here, once, and nowhere
-// else, except pauses made by the cloud.
+// IntendStop records the intent to stop w. Every pause is counted here, once; only
+// those made by the cloud are counted elsewhere.
 func (w *Worker) IntendStop(tx *Tx, p Pause) error {
 	command, verb := "stop", power.VerbStop
 	if p.Drain {
@@ -64,18 +64,18 @@ func (w *Worker) IntendStop(tx *Tx, p Pause) error {
 		case p.Reason.Automatic():
 			return refuse("already_intended", fmt.Sprintf("a stop is already pending, for %s", w.PauseReason))
 		case w.Intent == nil || !w.Intent.Reason.Automatic() && (p.Drain || !w.Intent.Drain):
-			return nil // it is done, or already requested by a user
+			return nil // already done, or already requested by a user
 		case p.Drain && w.Status != power.WorkerRunning:
 			return refuse("status", fmt.Sprintf("it is %s", w.Status))
 		}
 	}
 	if starts && p.Reason.Automatic() {
-		return refuse("status", fmt.Sprintf("it is %s and a start is pending", w.Status)) // only a user withdraws a start
+		return refuse("status", fmt.Sprintf("it is %s and a start is pending", w.Status)) // only a user may withdraw a start
 	}
 	if w.startWaits() {
 		if w.Status == power.WorkerStopped || w.Intent != nil && !w.Intent.Reason.Automatic() {
-			// Only the start remains to be withdrawn: the pause was counted
-			// when it was intended.
+			// The pause was counted when it was intended. Only the start that waits
+			// for it is withdrawn.
 			w.DesiredStatus, w.StatusReason = power.WorkerStopped, ""
 			w.WithdrawStart(tx)
 			return nil
@@ -121,8 +121,7 @@ func (w *Worker) IntendStop(tx *Tx, p Pause) error {
 	return nil
 }
 
-// startWaits reports whether a start was requested that waits for a stop or for
-// its turn.
+// startWaits reports whether a requested start waits for a stop or for its turn.
 func (w *Worker) startWaits() bool {
 	return w.DesiredStatus == power.WorkerRunning && (w.Status == power.WorkerStopping || w.Status == power.WorkerStopped)
 }
@@ -132,8 +131,8 @@ func (w *Worker) startPending() bool {
 	return w.startWaits() || w.DesiredStatus == power.WorkerRunning && w.Status == power.WorkerStarting
 }
 
-// WithdrawStart withdraws a start that is not confirmed: it counts as no resume
-// and begins no snooze. A start that was sent may take effect nevertheless, so
+// WithdrawStart withdraws a start that is not confirmed. The start counts as no
+// resume and begins no snooze. If it was sent, it may still take effect, so
 // StartSentAt is kept until EC2 has shown the outcome.
 func (w *Worker) WithdrawStart(tx *Tx) {
 	now, detail := tx.Now, "the start of a new worker"
@@ -146,12 +145,12 @@ func (w *Worker) WithdrawStart(tx *Tx) {
 	tx.Note(audit.Entry{Action: audit.StartWithdrawn, Events: []string{audit.EventStartWithdrawn}, Reason: string(w.StartOrigin), Detail: detail})
 	w.StartWithdrawnAt, w.StartWithdrawnBy = &now, tx.By.Name
 	if w.StartOrigin == OriginExternal || w.EC2State == string(power.EC2Pending) || w.EC2State == string(power.EC2Running) {
-		w.StartSentAt = nil // its outcome is known
+		w.StartSentAt = nil // EC2 has shown its outcome
 	}
 	w.clearStart()
 }
 
-// clearStart clears the requester of a start and the reason.
+// clearStart clears who requested a start, and why.
 func (w *Worker) clearStart() {
 	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginNone, "", "", nil
 }
@@ -163,7 +162,7 @@ func (w *Worker) stopSent() *time.Time {
 	return w.Intent.SentAt
 }
 
-// paused records a pause of any kind in the activity group.
+// paused records a pause, by anyone, as the last one.
 func (w *Worker) paused(tx *Tx, r power.Reason, by string) {
 	now := tx.Now
 	w.LastPausedAt, w.LastPausedBy, w.PauseReason, w.PausePolicy = &now, by, r, ""
@@ -178,7 +177,7 @@ func (w *Worker) paused(tx *Tx, r power.Reason, by string) {
 	}
 }
 
-// startReason returns the reason of an actor's start, as named in budgets.
+// startReason returns the reason for a start by an actor, as used by budgets.
 func startReason(by audit.Actor) string {
 	switch by.Kind {
 	case audit.KindUser:
@@ -204,8 +203,8 @@ func (w *Worker) IntendStart(tx *Tx, o Origin) error {
 		w.StartOrigin, w.StartBy, w.StartReason = o, tx.By.Name, startReason(tx.By)
 		w.StartWithdrawnAt, w.StartWithdrawnBy = nil, ""
 	}
-	// A pending start is unchanged, unless the new requester has priority over
-	// the earlier one.
+	// A pending start stays as it is, unless the new requester has priority over the
+	// earlier one.
 	asked := w.DesiredStatus == power.WorkerRunning && (w.StartOrigin != OriginAuto || urgency(startReason(tx.By)) <= urgency(w.StartReason))
 	switch w.Status {
 	case power.WorkerTerminating, power.WorkerTerminated:
@@ -248,7 +247,7 @@ func (w *Worker) IntendStart(tx *Tx, o Origin) error {
 	return nil
 }
 
-// urgency orders the reasons of starts by who waits for them.
+// urgency orders the reasons for starts; starts that a user waits for are highest.
 func urgency(reason string) int {
 	switch reason {
 	case policy.ByUser:
@@ -259,9 +258,8 @@ func urgency(reason string) int {
 	return 0
 }
 
-// CancelStop withdraws a stop and returns the worker to RUNNING. The pause was
-// counted when it was intended and stays counted, but is not its last one. It
-// is for the controller and for commands inside a Change.
+// CancelStop withdraws a stop and returns w to RUNNING. The pause stays counted, but
+// is no longer the last one. It must be called inside a Change.
 func (w *Worker) CancelStop(tx *Tx, action, why string) error {
 	w.unpause(tx.Now, why)
 	if w.Intent != nil && w.Intent.SentAt != nil {
@@ -271,7 +269,7 @@ func (w *Worker) CancelStop(tx *Tx, action, why string) error {
 		w.AgentCalledOff = w.Intent.AgentGeneration
 	}
 	w.DesiredStatus, w.Intent, w.Draining = power.WorkerRunning, nil, false
-	w.clearStart() // it never went down, so nothing is resumed
+	w.clearStart() // w never went down, so nothing is resumed
 	if w.Status != power.WorkerRunning {
 		w.Status, w.StatusReason = power.WorkerRunning, ""
 	}
@@ -279,7 +277,7 @@ func (w *Worker) CancelStop(tx *Tx, action, why string) error {
 	return nil
 }
 
-// SeatOutOfReach reports whether w holds a CML license that cannot be released
+// SeatOutOfReach reports whether w holds a CML license seat that cannot be released
 // because its machine does not run.
 func (w *Worker) SeatOutOfReach() bool {
 	down := w.EC2State == string(power.EC2Stopped) || w.EC2State == string(power.EC2Stopping)
@@ -301,12 +299,12 @@ func (w *Worker) IntendEnd(tx *Tx, action, why string) error {
 	return nil
 }
 
-// External records a pause made by the cloud, or through it.
+// External records a pause that was made by the cloud or in it, outside lull.
 func (w *Worker) External(tx *Tx, by string) { w.paused(tx, power.ReasonExternal, by) }
 
-// Resumed records that RUNNING is confirmed. It begins the snooze, also after a
-// first launch. An imported worker that already ran gets none. A requested
-// start is counted here, once.
+// Resumed records that RUNNING is confirmed, and counts a requested start. It begins
+// the snooze, even after a first launch, but not for an imported worker that was
+// already running.
 func (w *Worker) Resumed(tx *Tx) {
 	now := tx.Now
 	if found := w.Imported && w.LastPausedAt == nil; w.RunningSince == nil && !found {
@@ -316,7 +314,7 @@ func (w *Worker) Resumed(tx *Tx) {
 	w.Intent, w.Draining, w.MissingSince, w.StartSentAt = nil, false, nil, nil
 	w.TargetPauseAt, w.WarningSentAt, w.WarningFor, w.CancelledStopAt, w.StopCalledOff = nil, nil, "", nil, nil
 	if w.License.OperationInProgress != nil {
-		w.License.OperationInProgress = &now // CML's time limit starts again
+		w.License.OperationInProgress = &now // restart CML's time limit
 	}
 	action, events := "started", []string(nil)
 	if w.StartOrigin != OriginNone {
@@ -336,16 +334,15 @@ func (w *Worker) Resumed(tx *Tx) {
 	w.StartWithdrawnAt, w.StartWithdrawnBy = nil, ""
 }
 
-// Repair requests a start after an unintended stop.
+// Repair requests a start after a stop that nobody requested.
 func (w *Worker) Repair(tx *Tx) {
 	now := tx.Now
 	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginAuto, tx.By.Name, policy.ForRepair, &now
 	w.StartSentAt, w.StartWithdrawnAt, w.StartWithdrawnBy = nil, nil, ""
 }
 
-// StoppedOutside withdraws the start that was in progress or waiting in the
-// earlier state before, if there was one: the machine was stopped outside lull
-// meanwhile.
+// StoppedOutside withdraws the start that was in progress or waiting in before, if
+// any, because the machine was stopped outside lull meanwhile.
 func (w *Worker) StoppedOutside(tx *Tx, before *Worker) {
 	w.DesiredStatus = power.WorkerStopped
 	if before.startPending() {
@@ -355,16 +352,16 @@ func (w *Worker) StoppedOutside(tx *Tx, before *Worker) {
 	w.StartSentAt = nil
 }
 
-// StopLateStart ends a start that was withdrawn and took effect nevertheless in
-// a stop, attributed to the user who withdrew it. That stop is already counted.
+// StopLateStart makes a start that took effect after it was withdrawn end in a stop
+// by the user who withdrew it. That stop is already counted.
 func (w *Worker) StopLateStart(tx *Tx) {
 	w.DesiredStatus, w.StartSentAt = power.WorkerStopped, nil
 	w.Intent = &Intent{Reason: power.ReasonManual, By: w.StartWithdrawnBy, At: tx.Now, Generation: w.PauseGeneration}
 	w.clearStart()
 }
 
-// CallOff is CancelStop for an automatic stop, with the decision that canceled
-// it, for the audit log.
+// CallOff is CancelStop for an automatic stop. d is the decision that canceled it,
+// for the audit log.
 func (w *Worker) CallOff(tx *Tx, d *evidence.Decision, why string) error {
 	action := "pause_cancelled"
 	if w.Intent != nil && w.Intent.Drain {
@@ -382,7 +379,7 @@ func (w *Worker) ForSchedule() bool {
 	return w.startWaits() && w.StartReason == policy.ForSchedule && strings.HasPrefix(w.StartBy, BySchedule)
 }
 
-// BySchedule is the prefix of a schedule's actor name.
+// BySchedule is the prefix of the actor name of a schedule.
 const BySchedule = "schedule "
 
 // WantsStart reports whether a schedule wants a stopped worker started now.

@@ -12,8 +12,8 @@ import (
 	"lull/internal/fleet/warning"
 )
 
-// warns returns the warning of an outcome whose pause is scheduled because the
-// warning is due. use names what is in use.
+// warns returns the warning for an outcome whose pause is due after that warning. use
+// describes what is in use.
 func (o *Outcome) warns(use string) *warning.Warning {
 	d := &o.Decision
 	x := &warning.Warning{PauseAt: d.Verdict.TargetPauseAt.UTC(), Action: d.Verdict.Action, Reason: o.Reason, Forced: o.Force}
@@ -29,8 +29,8 @@ func (o *Outcome) warns(use string) *warning.Warning {
 	return x
 }
 
-// WarnOfTTL writes the warning of a worker's ttl_deadline, which is acted on at
-// a time. It is for the controller inside a Change.
+// WarnOfTTL records the warning of a worker's ttl_deadline, which will be acted on at
+// at. It must be called inside a Change.
 func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 	now := tx.Now
 	w.WarningSentAt, w.WarningFor = &now, power.ReasonTTL
@@ -43,22 +43,22 @@ func (w *Worker) WarnOfTTL(tx *Tx, at time.Time, use string) {
 		Detail: "its " + x.Cause + "; " + use})
 }
 
-// Times of the warning of a ttl_deadline.
+// Times for the warning of a ttl_deadline.
 const (
-	// leastTTLWarning is the minimum time for which it is out, whatever the
-	// policy says, because users then lose their machine.
+	// leastTTLWarning is the minimum time from the warning to the action, whatever
+	// the policy says, because users then lose their machine.
 	leastTTLWarning = time.Minute
 	// ttlWarningGrace is how long after the announced time the warning is still
-	// valid: users warned before a halt of hours were not warned.
+	// valid. If a halt of hours delayed the action, users are warned again.
 	ttlWarningGrace = 10 * time.Minute
 )
 
-// Ends returns the expiry of a worker that runs, that is stopped and will be
-// terminated, or that failed and has an instance: when, the action, and when its
-// users are warned, which is as early as r warns of any pause. The time is its ttl_deadline, but later if the
-// warning would be too short, and not before the end of a halt. It is nil
-// without a deadline, in a halt without an end, and where lull does not act: in
-// dry run.
+// Ends returns the expiry of a worker: when lull acts, which action, and when users
+// are warned. It applies to a worker that runs, one that is stopped and will be
+// terminated, and one that failed and has an instance. The time is that of the
+// ttl_deadline; it is later if the warning would be too short, or until a halt ends.
+// Users are warned as early as r warns of any pause. Ends returns nil without a
+// deadline, during a halt without an end, and in dry run.
 func (w *Worker) Ends(now time.Time, r *policy.Resolved, h halt.Halt) *why.Expiry {
 	acts := w.Status == power.WorkerRunning && w.Intent == nil || w.Status == power.WorkerStopped && w.TTLAction == "terminate" || w.failedExpires()
 	halted := h.AsOf(now).On
@@ -91,9 +91,9 @@ func (w *Worker) Ends(now time.Time, r *policy.Resolved, h halt.Halt) *why.Expir
 	return x
 }
 
-// failedExpires reports whether w is FAILED and its ttl_deadline leads to an
-// action: its instance may still run and cost money. What already failed is not
-// repeated: a stop or termination that was intended before is left to a user.
+// failedExpires reports whether w is FAILED and its ttl_deadline leads to an action,
+// because its instance may still run and cost money. If a stop or termination was
+// intended and failed, it is not repeated but left to a user.
 func (w *Worker) failedExpires() bool {
 	if w.Status != power.WorkerFailed || w.EC2InstanceID == "" || w.DesiredStatus == power.WorkerTerminated {
 		return false
@@ -106,8 +106,8 @@ func (w *Worker) Overdue(now time.Time) bool {
 	return w.TTLDeadline != nil && !now.Before(*w.TTLDeadline)
 }
 
-// Unstartable returns why w, whose ttl_deadline has passed, cannot be started,
-// and what would change that.
+// Unstartable returns why w, whose ttl_deadline has passed, cannot be started, and
+// how to change that.
 func (w *Worker) Unstartable() string {
 	return "Nothing starts it: " + w.OverdueSince() + "; " + w.Prolong() + "."
 }
@@ -116,7 +116,7 @@ func (w *Worker) OverdueSince() string {
 	return "its ttl_deadline is over since " + w.TTLDeadline.UTC().Format(time.RFC3339) + ", which would end it again"
 }
 
-// Prolong describes how the worker's expiry can be extended.
+// Prolong returns how a user can extend the worker's expiry.
 func (w *Worker) Prolong() string {
 	if w.TTLFromTag {
 		return "change or remove the tag ttl-deadline of its instance, or give it another: lull worker ttl " + w.Name + " --for 2h"
@@ -124,33 +124,34 @@ func (w *Worker) Prolong() string {
 	return "move it: lull worker ttl " + w.Name + " --for 2h, or take it away: lull worker ttl " + w.Name + " --off"
 }
 
-// EndTTL removes a ttl_deadline, and its warning.
+// EndTTL removes the ttl_deadline and its warning.
 func (w *Worker) EndTTL() {
 	w.TTLDeadline, w.TTLFromTag, w.TTLAction = nil, false, ""
 	w.unwarnTTL()
 }
 
-// unwarnTTL withdraws the warning of a ttl_deadline that has changed.
+// unwarnTTL withdraws the warning of a ttl_deadline, because the deadline has
+// changed.
 func (w *Worker) unwarnTTL() {
 	if w.WarningFor == power.ReasonTTL {
 		w.WarningSentAt, w.WarningFor = nil, ""
 	}
 }
 
-// Notice is the part of a warning that CML's own pages show.
+// Notice is a warning that CML's own pages should show.
 type Notice struct {
-	// ID is CML's; empty while it is unknown whether it was posted.
+	// ID is CML's ID of the notice; empty until CML has confirmed it.
 	ID       string          `json:"id,omitempty"`
 	WarnedAt time.Time       `json:"warned_at"`
 	Warning  warning.Warning `json:"warning"`
 }
 
-// notice makes CML show x, and replaces the present notice.
+// notice makes CML show x in place of the current notice.
 func (w *Worker) notice(tx *Tx, x *warning.Warning) {
 	w.CMLNotice = &Notice{WarnedAt: tx.Now, Warning: *x}
 }
 
-// Of reports whether n belongs to the warning that is out for w.
+// Of reports whether n belongs to the current warning of w.
 func (n *Notice) Of(w *Worker) bool {
 	return w.WarningSentAt != nil && w.WarningSentAt.Equal(n.WarnedAt)
 }

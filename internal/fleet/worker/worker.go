@@ -17,12 +17,12 @@ import (
 	"lull/internal/store"
 )
 
-// ByReadings reports whether active or unknown readings cancel it.
+// ByReadings reports whether active or unknown readings cancel the intent.
 func (i *Intent) ByReadings() bool {
 	return i.Reason.ByIdleness() || i.Reason == power.ReasonSchedule && !i.Force
 }
 
-// Origin is the cause of a start.
+// Origin is how a start came about.
 type Origin string
 
 // The origins of a start. A first launch has none.
@@ -33,7 +33,7 @@ const (
 	OriginExternal Origin = "external"
 )
 
-// Pause actions and holders of the power to pause.
+// Pause actions, and values of PauseHolder.
 const (
 	ActionStop      = "stop"
 	ActionHibernate = "hibernate"
@@ -52,7 +52,7 @@ const (
 
 // License statuses and operations.
 const (
-	// LicenseUnknown: the state was never read from CML.
+	// LicenseUnknown means that the state was never read from CML.
 	LicenseUnknown       = "unknown"
 	LicenseUnregistered  = "unregistered"
 	LicenseRegistering   = "registering"
@@ -73,8 +73,8 @@ type License struct {
 	// IN_COMPLIANCE; empty until CML was read.
 	Registration  string `json:"registration,omitempty"`
 	Authorization string `json:"authorization,omitempty"`
-	// Seat reports whether CML was registered, or being registered, when it was
-	// last read: it then holds a seat with Smart Licensing.
+	// Seat means that CML was registered, or being registered, when it was last read.
+	// It then holds a seat with Smart Licensing.
 	Seat             bool   `json:"seat,omitempty"`
 	PendingOperation string `json:"pending_operation,omitempty"`
 	// OperationInProgress is when CML was first asked for the pending operation.
@@ -86,13 +86,13 @@ type License struct {
 	FailedOperation string        `json:"failed_operation,omitempty"`
 	Token           sealed.Secret `json:"token,omitempty"`
 	Reregister      bool          `json:"reregister,omitempty"`
-	// LocalOnly means that it was deregistered here, but Smart Licensing could
-	// not be informed.
+	// LocalOnly means that CML deregistered itself but could not inform Smart
+	// Licensing.
 	LocalOnly bool `json:"local_only,omitempty"`
 }
 
-// MayHoldSeat reports whether, according to the record, a termination has a
-// seat to release. It returns false if the license was never read.
+// MayHoldSeat reports whether, by the record, a termination must release a seat. It
+// returns false if the license was never read.
 func (l *License) MayHoldSeat() bool {
 	switch l.Status {
 	case LicenseRegistered, LicenseRegistering, LicenseDeregistering:
@@ -125,8 +125,8 @@ func (l *License) Finish(op, status, why string, local bool) {
 	}
 }
 
-// Ended records that the machine no longer exists: nothing is pending anymore,
-// and a seat that was not released remains with Smart Licensing.
+// Ended records that the machine no longer exists. Nothing is pending anymore, and a
+// seat that was not released stays with Smart Licensing.
 func (l *License) Ended() {
 	if l.MayHoldSeat() && l.FailedOperation != OperationDeregister {
 		l.Finish(OperationDeregister, LicenseFailed, "not known to be released before the instance ended", false)
@@ -147,29 +147,30 @@ type Event struct {
 	Data      json.RawMessage `json:"data,omitempty"`
 }
 
-// Intent is a pause, drain or termination that is durable and not yet done.
+// Intent is a durable decision to pause, drain or terminate that is not carried out
+// yet.
 type Intent struct {
 	Reason     power.Reason `json:"reason"`
 	By         string       `json:"by"`
 	At         time.Time    `json:"at"`
 	Generation int64        `json:"generation"`
 	Drain      bool         `json:"drain,omitempty"`
-	Force      bool         `json:"force,omitempty"` // By a schedule that does not wait for quiet
-	// SentAt is written before the cloud is asked, so that after a crash it is
-	// known whether the call may have been sent.
+	Force      bool         `json:"force,omitempty"` // set by a schedule that does not wait for quiet
+	// SentAt is when the call was sent. It is written before the call, so that after
+	// a crash it is known that the call may have been sent.
 	SentAt *time.Time `json:"sent_at,omitempty"`
-	// Hibernate means that the stop is to hibernate the instance. It is decided
+	// Hibernate means that the stop must hibernate the instance. It is written
 	// together with SentAt.
 	Hibernate bool `json:"hibernate,omitempty"`
-	// AgentGeneration is the agent's own number of an intent that it made.
+	// AgentGeneration is the number of an intent by the agent, assigned by the agent.
 	AgentGeneration uint64 `json:"agent_generation,omitempty"`
-	// Before is the last pause before this one, in case this one does not
+	// Before is the last pause before this one, to be restored if this one does not
 	// happen; nil if unknown.
 	Before *LastPause `json:"before,omitempty"`
 }
 
-// Launch contains all parameters of a launch. It is durable before the call,
-// and a retry sends exactly the same.
+// Launch contains all parameters of a launch. It is durable before the call; a retry
+// sends exactly the same parameters.
 type Launch struct {
 	Token              string            `json:"token"` // worker ID and generation
 	Generation         int64             `json:"generation"`
@@ -183,7 +184,8 @@ type Launch struct {
 	Agent              bool              `json:"agent,omitempty"`     // user data installs and enrolls the agent
 	Tags               map[string]string `json:"tags,omitempty"`
 	Hibernation        bool              `json:"hibernation,omitempty"`
-	// HibernationOff is why it cannot hibernate although its policy may.
+	// HibernationOff is why the worker cannot hibernate although its policy may
+	// hibernate; empty otherwise.
 	HibernationOff string        `json:"hibernation_off,omitempty"`
 	RootVolume     *LaunchVolume `json:"root_volume,omitempty"`
 	ResolvedAt     time.Time     `json:"resolved_at"`
@@ -221,8 +223,8 @@ type Worker struct {
 
 	LaunchGeneration int64   `json:"launch_generation"`
 	Launch           *Launch `json:"launch,omitempty"`
-	// RetryLook means that a user requested another launch; first it must be
-	// proved that the earlier one left nothing.
+	// RetryLook means that a user requested another launch, and that it must first be
+	// proved that the earlier launch left nothing.
 	RetryLook bool `json:"retry_look,omitempty"`
 
 	IsIdleDetectionEnabled bool       `json:"is_idle_detection_enabled"`
@@ -232,18 +234,18 @@ type Worker struct {
 	PauseHolder            string     `json:"pause_holder"`
 	TTLDeadline            *time.Time `json:"ttl_deadline,omitempty"`
 	TTLAction              string     `json:"ttl_action,omitempty"`
-	TTLFromTag             bool       `json:"ttl_from_tag,omitempty"` // TTLDeadline follows the instance's own tag
+	TTLFromTag             bool       `json:"ttl_from_tag,omitempty"` // TTLDeadline follows the instance's tag
 	Schedule               string     `json:"schedule,omitempty"`
 	Policy                 string     `json:"policy,omitempty"`
-	PolicySince            *time.Time `json:"policy_since,omitempty"` // of Policy and Schedule
-	// Expiry follows from TTLDeadline now. It is part of answers and
-	// never stored. What comes earlier, or not at all, is in TargetPauseAt.
+	PolicySince            *time.Time `json:"policy_since,omitempty"` // since when Policy and Schedule apply
+	// Expiry is computed for answers, from TTLDeadline, and never stored.
+	// TargetPauseAt may be earlier.
 	Expiry *why.Expiry `json:"expiry,omitempty"`
 	// PolicyTags are the tags written to the instance for its agent.
 	PolicyTags      map[string]string `json:"policy_tags,omitempty"`
 	ActivitySources []string          `json:"activity_sources,omitempty"`
-	// ActivitySourcesReason is why ActivitySources were chosen at the import;
-	// empty if a user chose them. DetectSources is set until that is decided.
+	// ActivitySourcesReason is why lull chose ActivitySources at the import; empty if
+	// a user chose them. DetectSources is set until they are chosen.
 	ActivitySourcesReason string `json:"activity_sources_reason,omitempty"`
 	DetectSources         bool   `json:"detect_sources,omitempty"`
 
@@ -254,8 +256,8 @@ type Worker struct {
 	TLSPin        string        `json:"tls_pin,omitempty"`
 	TLSInsecure   bool          `json:"tls_insecure,omitempty"`
 
-	// Armed is false for an imported or discovered worker until a user arms it:
-	// everything is decided and nothing is done (dry run).
+	// Armed is false for an imported or discovered worker until a user arms it. Until
+	// then everything is decided and nothing is done (dry run).
 	Armed    bool `json:"armed"`
 	Imported bool `json:"imported,omitempty"`
 
@@ -293,71 +295,72 @@ type Worker struct {
 	// Volumes are the attached volumes, as last reported by EC2; empty means
 	// unknown.
 	Volumes         []Volume   `json:"volumes,omitempty"`
-	PausePolicy     string     `json:"pause_policy,omitempty"` // the one that applied when lull last decided on a pause
+	PausePolicy     string     `json:"pause_policy,omitempty"` // policy that applied when lull last decided on a pause
 	NextIdleCheckAt *time.Time `json:"next_idle_check_at"`
 	TargetPauseAt   *time.Time `json:"target_pause_at"`
-	// PauseNotBefore means that TargetPauseAt is the earliest time, because
-	// others may wait for the same budget. It comes from the live verdict, and
+	// PauseNotBefore means that TargetPauseAt is only the earliest time, because
+	// other workers may use the same budget first. It comes from the live verdict and
 	// is never stored.
 	PauseNotBefore bool       `json:"pause_not_before,omitempty"`
 	WarningSentAt  *time.Time `json:"warning_sent_at,omitempty"`
-	// WarningFor is ttl or schedule if the warning is about a pause that does
-	// not wait for quiet. Activity does not invalidate it.
+	// WarningFor is ttl or schedule if the announced pause does not wait for quiet.
+	// Activity does not end such a warning.
 	WarningFor power.Reason `json:"warning_for,omitempty"`
-	// CMLNotice exists from when a warning is written until CML's own pages no
+	// CMLNotice is set from when a warning is recorded until CML's own pages no
 	// longer show it.
 	CMLNotice *Notice `json:"cml_notice,omitempty"`
 
 	Intent          *Intent `json:"intent,omitempty"`
 	PauseGeneration int64   `json:"pause_generation"`
-	// TerminateFor is ttl or external if that, and not a user through lull, is
-	// the cause of the termination. TerminateBy is who requested it.
+	// TerminateFor is ttl or external if that, and not a user through lull, caused
+	// the termination. TerminateBy is the user who requested it, if any.
 	TerminateFor power.Reason `json:"terminate_for,omitempty"`
 	TerminateBy  *audit.Actor `json:"terminate_by,omitempty"`
-	// CancelledStopAt is when a stop was given up that may already have been
-	// sent. If it happens nevertheless, it is a late action.
+	// CancelledStopAt is when lull gave up a stop that may already have been sent. If
+	// the worker then stops, that is a late action.
 	CancelledStopAt *time.Time `json:"cancelled_stop_at,omitempty"`
 	// StopCalledOff is the last requested stop, if it did not happen.
 	StopCalledOff *CalledOff `json:"stop_called_off,omitempty"`
-	// AgentCalledOff is the generation of the agent's last canceled intent. The
-	// agent must not repeat it.
+	// AgentCalledOff is the generation of the agent's last intent that was canceled.
+	// The agent must not act on it.
 	AgentCalledOff uint64     `json:"agent_called_off,omitempty"`
 	StartOrigin    Origin     `json:"start_origin,omitempty"`
 	StartBy        string     `json:"start_by,omitempty"`
 	StartReason    string     `json:"start_reason,omitempty"` // as named in budgets
 	StartAskedAt   *time.Time `json:"start_asked_at,omitempty"`
 	StartSentAt    *time.Time `json:"start_sent_at,omitempty"`
-	// StartWithdrawnAt is when the last requested start was withdrawn before
-	// the worker ran, and StartWithdrawnBy by whom. The next start, and the
-	// next time that it runs, clears both.
+	// StartWithdrawnAt is when the last requested start was withdrawn before the
+	// worker ran, and StartWithdrawnBy by whom. Both are cleared by the next
+	// requested start, and when the worker next runs.
 	StartWithdrawnAt *time.Time `json:"start_withdrawn_at,omitempty"`
 	StartWithdrawnBy string     `json:"start_withdrawn_by,omitempty"`
-	Restarts         int        `json:"restarts,omitempty"` // after stops by the cloud, since it last ran for an hour
+	Restarts         int        `json:"restarts,omitempty"` // number of restarts after stops by the cloud; reset once the worker has run for an hour
 	MissingSince     *time.Time `json:"missing_since,omitempty"`
-	HibernateNote    string     `json:"hibernate_note,omitempty"` // why it was a plain stop instead
-	LastGuard        string     `json:"last_guard,omitempty"`     // the arbiter's last outcome, so that only changes are logged
+	HibernateNote    string     `json:"hibernate_note,omitempty"` // why the last pause was a plain stop although hibernation was requested
+	LastGuard        string     `json:"last_guard,omitempty"`     // the arbiter's last guard, so that only changes are logged
 	WakeTokenHash    string     `json:"wake_token_hash,omitempty"`
 	LastWakeAt       *time.Time `json:"last_wake_at,omitempty"`
 
 	revision int64
 }
 
-// Revision returns the store's revision of the record as it was read, its ETag.
+// Revision returns the store revision at which the record was read; it is the
+// record's ETag.
 func (w Worker) Revision() int64 { return w.revision }
 
-// At returns w as written at a revision of the store.
+// At returns w as it was written at a store revision.
 func (w Worker) At(revision int64) Worker {
 	w.revision = revision
 	return w
 }
 
-// Counted reports whether w counts towards the floor of min_workers: it runs
-// and is not intended to stop.
+// Counted reports whether w counts toward min_workers: it runs and is not intended to
+// stop.
 func (w *Worker) Counted() bool {
 	return w.Status == power.WorkerRunning && w.DesiredStatus == power.WorkerRunning
 }
 
-// Public returns w without its secrets and internal hashes, for API and logs.
+// Public returns w without secrets and internal hashes, for the API and logs.
 func (w Worker) Public() Worker {
 	w.CMLPassword, w.License.Token, w.WakeTokenHash = "", "", ""
 	if w.Launch != nil {
@@ -368,7 +371,7 @@ func (w Worker) Public() Worker {
 	return w
 }
 
-// Clone copies w deeply enough that the copies can be changed independently.
+// Clone returns a copy of w that can be changed independently.
 func (w Worker) Clone() Worker {
 	w.Tags, w.PolicyTags = maps.Clone(w.Tags), maps.Clone(w.PolicyTags)
 	w.Contacts = slices.Clone(w.Contacts)
@@ -414,7 +417,7 @@ func Decode(v store.Value) (Worker, error) {
 // Encode returns the data of w's record.
 func (w *Worker) Encode() ([]byte, error) { return codec.Encode(Key(w.ID), *w) }
 
-// share interns the texts that many workers have in common.
+// share interns strings that many workers have in common, to save memory.
 func (w *Worker) share() {
 	for _, s := range []*string{&w.AWSRegion, &w.Account, &w.TemplateName, &w.InstanceType, &w.AMIID, &w.Owner, (*string)(&w.DesiredStatus), (*string)(&w.Status),
 		&w.EC2State, &w.PauseHolder, &w.PauseAction, &w.CMLVersion, &w.CMLUsername, &w.License.Status, &w.Policy, &w.Schedule, &w.LastPausedBy, &w.LastResumedBy,
@@ -431,7 +434,7 @@ func (w *Worker) share() {
 // IDOf returns the ID in the key of a worker record.
 func IDOf(key string) string { return key[len(prefix):] }
 
-// Subject returns the properties of w that rules depend on, without those of its
+// Subject returns the properties of w that rules match against, without those of its
 // template.
 func (w *Worker) Subject() *policy.Subject {
 	s := &policy.Subject{ID: w.ID, Region: w.AWSRegion, Tags: w.Tags, Policy: w.Policy, Own: policy.Values{
