@@ -29,17 +29,19 @@ import (
 	"lull/internal/store/mem"
 )
 
-// peer is a receiver with a will of its own, on a network in memory.
+// peer is a receiver on an in-memory network. The function answer decides how it
+// responds to each request.
 type peer struct {
 	mu     sync.Mutex
-	answer func(n int, r *http.Request, body []byte) int // by number of the request; 0 hangs until the client goes
+	answer func(n int, r *http.Request, body []byte) int // returns the status for the n-th request; 0 hangs until the client gives up, 299 accepts the message and loses the answer
 	got    []seen
 	tries  int
 	bodies map[string]string // by webhook-id
 	fault  error
 }
 
-// seen is one event that the receiver said yes to, or wanted to.
+// seen is one event in a message that the receiver accepted, even if the answer was
+// lost.
 type seen struct {
 	id, worker, event string
 	rev               int64
@@ -65,15 +67,15 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch status {
 	case 0:
 		<-r.Context().Done()
-	case 299: // taken, and the answer is lost
+	case 299: // accepted, but the answer is lost
 		panic(http.ErrAbortHandler)
 	default:
 		w.WriteHeader(status)
 	}
 }
 
-// hold holds a message to the promise of its id: the same one is the same
-// message, whatever became of it before.
+// hold checks that a message ID always has the same body, and records a fault
+// otherwise.
 func (p *peer) hold(id, body string) {
 	if id == "" {
 		return
@@ -109,7 +111,7 @@ func (p *peer) taken() []seen {
 	return slices.Clone(p.got)
 }
 
-// town is a store, a network with one receiver, and what happened there.
+// town is a store, a network with one receiver, and the events that were written.
 type town struct {
 	db       *mem.DB
 	net      *memnet.Network
@@ -141,7 +143,7 @@ func (w *town) serve() (end func(), err error) {
 	return func() { srv.Close(); <-ended }, nil
 }
 
-// process is one that delivers.
+// process is one process with a running Notifier.
 type process struct {
 	*notify.Notifier
 	fleet  *fleet.Fleet
@@ -176,21 +178,21 @@ func (w *town) notifier(ctx context.Context) (*process, error) {
 	return p, nil
 }
 
-// kill ends the process as kill -9 does: nothing more of it reaches the store.
+// kill ends the process like kill -9: none of its later writes reach the store.
 func (p *process) kill() {
 	p.client.Close()
 	p.cancel()
 	<-p.ended
 }
 
-// end ends it gently.
+// end ends the process gracefully.
 func (p *process) end() {
 	p.cancel()
 	<-p.ended
 	p.client.Close()
 }
 
-// happen makes a change of a worker with its event, in one transaction.
+// happen writes a change of a worker and its event in one transaction.
 func (w *town) happen(ctx context.Context, worker, event string) error {
 	w.n++
 	ops, err := audit.Ops(audit.Entry{Action: "test", Events: []string{event}, WorkerID: worker, WorkerName: worker, Detail: fmt.Sprint(w.n)})
@@ -204,7 +206,7 @@ func (w *town) happen(ctx context.Context, worker, event string) error {
 	return err
 }
 
-// happenings spreads n events of some workers over a time.
+// happenings writes n events of some workers, spread over a period.
 func (w *town) happenings(ctx context.Context, n int, over time.Duration) error {
 	for range n {
 		if err := w.happen(ctx, fmt.Sprintf("w%d", w.rng.IntN(5)), audit.EventPaused); err != nil {
@@ -215,14 +217,14 @@ func (w *town) happenings(ctx context.Context, n int, over time.Duration) error 
 	return nil
 }
 
-// check holds what arrived to the promise: everything, in order for each
-// worker where it arrives first, and nothing that did not happen.
+// check checks that every event except the lost ones arrived, in order for each
+// worker by first arrival, and that nothing else arrived.
 func (w *town) check(lost ...string) error {
 	if w.peer.fault != nil {
 		return w.peer.fault
 	}
 	byID := map[string]seen{}
-	next := map[string][]string{} // ids still to come, by worker
+	next := map[string][]string{} // IDs that have not arrived yet, by worker
 	for _, e := range w.want {
 		byID[e.id] = e
 		if !slices.Contains(lost, e.id) {
@@ -252,7 +254,7 @@ func (w *town) check(lost ...string) error {
 	return nil
 }
 
-// bubble runs body in a bubble, and fails the test outside it.
+// bubble runs body in a bubble, and fails the test with its error.
 func bubble(t *testing.T, body func(ctx context.Context) error) {
 	t.Helper()
 	var err error
@@ -266,10 +268,10 @@ func bubble(t *testing.T, body func(ctx context.Context) error) {
 	}
 }
 
-// pass lets time go by in a bubble.
+// pass lets d pass in a bubble.
 func pass(d time.Duration) { time.Sleep(d) }
 
-// said delivers an entry to a chat and returns what it says there.
+// said delivers an entry to a Slack channel and returns the message's text.
 func said(ctx context.Context, e audit.Entry) (string, error) {
 	w := newTown(`{"ops":{"type":"slack","url":"env:ADDRESS"}}`, 1, "NOTIFY_PUBLIC_URL=https://lull.example", "NOTIFY_TIME_ZONE=UTC")
 	got := make(chan string, 10)
@@ -291,7 +293,7 @@ func said(ctx context.Context, e audit.Entry) (string, error) {
 		return "", err
 	}
 	defer func() { p.end() }()
-	time.Sleep(10 * time.Second) // the channel begins
+	time.Sleep(10 * time.Second) // until the channel has begun
 	ops, err := audit.Ops(e)
 	if err != nil {
 		return "", err
@@ -307,8 +309,8 @@ func said(ctx context.Context, e audit.Entry) (string, error) {
 	}
 }
 
-// TestReceivers checks that everything is delivered, whatever a receiver does
-// for an hour.
+// TestReceivers checks that every event is delivered, whatever the receiver does for
+// an hour.
 func TestReceivers(t *testing.T) {
 	down := func(d time.Duration) func(w *town, n int, r *http.Request) int {
 		begin := time.Time{}
@@ -353,8 +355,8 @@ func TestReceivers(t *testing.T) {
 	}
 }
 
-// hour lets things happen for an hour and waits for them to arrive. mind is
-// called each minute.
+// hour writes events for an hour and waits until they have arrived. It calls mind
+// every minute.
 func (w *town) hour(ctx context.Context, mind func(minute int) error) error {
 	end, err := w.serve()
 	if err != nil {
@@ -366,7 +368,7 @@ func (w *town) hour(ctx context.Context, mind func(minute int) error) error {
 		return err
 	}
 	defer func() { p.end() }()
-	time.Sleep(10 * time.Second) // the channel begins
+	time.Sleep(10 * time.Second) // until the channel has begun
 	for minute := range 60 {
 		if err := w.happenings(ctx, 3, time.Minute); err != nil {
 			return err
@@ -381,8 +383,8 @@ func (w *town) hour(ctx context.Context, mind func(minute int) error) error {
 	return w.check()
 }
 
-// TestReceiverGone has a receiver that does not answer for an hour, or now and
-// then.
+// TestReceiverGone checks that every event is delivered although the receiver does
+// not answer for an hour, or only now and then.
 func TestReceiverGone(t *testing.T) {
 	for name, up := range map[string]func(minute int) bool{
 		"for an hour": func(minute int) bool { return minute >= 59 },
@@ -432,10 +434,10 @@ func TestReceiverGone(t *testing.T) {
 // runs returns the number of runs of each random test.
 func runs(t *testing.T) int { return scaletest.Count(t, "LULL_NOTIFY_KILLS", 4) }
 
-// TestKilled kills the process that delivers again and again, between a
-// decision and its delivery or between that and its record. Its store loses its
-// history and answers with errors, and a second process takes over. Nothing is
-// lost.
+// TestKilled checks that no event is lost although the delivering process is killed
+// again and again, between the write of an event and its delivery or between that and
+// the record of it. The store also loses its history and answers with errors, and a
+// second process takes over.
 func TestKilled(t *testing.T) {
 	for range runs(t) {
 		seed := rand.Uint64()
@@ -454,7 +456,7 @@ func TestKilled(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			time.Sleep(10 * time.Second) // the channel begins
+			time.Sleep(10 * time.Second) // until the channel has begun
 			procs := []*process{first}
 			faults := func(c mem.Call) mem.Fault {
 				mu.Lock()
@@ -511,9 +513,9 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestRefused checks that a message that the receiver never accepts becomes a
-// dead letter that is listed, delays its own worker only, and can be retried or
-// dropped.
+// TestRefused checks that a message that the receiver never accepts becomes a listed
+// dead letter, that it delays only its own worker, and that the dead letter can be
+// retried or dropped.
 func TestRefused(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(hookSet, 1)
@@ -574,8 +576,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestGivenUp checks that a receiver that fails for longer than the retry time
-// leaves dead letters, and that newer messages still arrive.
+// TestGivenUp checks that events become dead letters if the receiver fails for longer
+// than the retry time, and that newer messages still arrive.
 func TestGivenUp(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(hookSet, 1, "NOTIFY_RETRY_MINUTES=30")
@@ -609,13 +611,12 @@ func TestGivenUp(t *testing.T) {
 	})
 }
 
-// TestTogether checks that a digest contains the events of its period, that
-// quiet hours delay everything until they end, and that a warning waits for
-// neither.
+// TestTogether checks that a digest contains the events of its period, that quiet
+// hours delay all events until they end, and that neither delays a warning.
 func TestTogether(t *testing.T) {
 	for name, c := range map[string]struct {
 		channel string
-		want    []time.Duration // after the start, by event
+		want    []time.Duration // expected arrival after the start, by event
 	}{
 		"digest":     {`"digest":"1h"`, []time.Duration{time.Hour, time.Hour, 30 * time.Minute, 2 * time.Hour}},
 		"quiet":      {`"quiet_hours":"00:05-06:30"`, []time.Duration{0, 6*time.Hour + 30*time.Minute, 30 * time.Minute, 6*time.Hour + 30*time.Minute}},
@@ -635,7 +636,8 @@ func TestTogether(t *testing.T) {
 					return err
 				}
 				defer func() { p.end() }()
-				// Bubbles begin at midnight UTC; the channel has begun long before the next.
+				// Bubbles start at midnight UTC. Wait for the next midnight, so that
+				// the channel has begun.
 				time.Sleep(time.Until(time.Now().Truncate(24 * time.Hour).Add(24 * time.Hour)))
 				start := time.Now()
 				for _, e := range []struct {
@@ -668,7 +670,7 @@ func TestTogether(t *testing.T) {
 }
 
 // TestBacklog checks that a backlog larger than a queue is read from the log in
-// parts, with bounded memory.
+// parts, so that memory stays bounded.
 func TestBacklog(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(hookSet, 1)
@@ -702,21 +704,21 @@ func TestBacklog(t *testing.T) {
 	})
 }
 
-// TestDigestAgain checks that a digest that is retried, by this process or the
-// next, is the same message, and that newer events go into another one: a
-// receiver that accepted the first, and answered with an error for half an
-// hour, loses nothing.
+// TestDigestAgain checks that a digest that is retried, by this process or the next,
+// stays the same message, and that newer events go into another digest. So a receiver
+// that accepted the first digest, but answered with an error for half an hour, loses
+// nothing.
 func TestDigestAgain(t *testing.T) {
 	for range runs(t) {
 		seed := rand.Uint64()
 		bubble(t, func(ctx context.Context) error {
 			w := newTown(`{"ops":{"type":"webhook","url":"http://receiver/","key":"env:KEY","digest":"10m"}}`, seed)
-			taken := map[string]bool{} // by webhook-id: receivers drop duplicates
+			taken := map[string]bool{} // by webhook-id; receivers drop duplicates
 			w.peer.answer = func(_ int, r *http.Request, _ []byte) int {
 				id, away := r.Header.Get("Webhook-Id"), time.Now().Minute()%40 < 30
 				switch {
 				case taken[id] && !away:
-					return http.StatusAccepted // as a duplicate, unread
+					return http.StatusAccepted // dropped as a duplicate
 				case taken[id] || away && rand.IntN(3) > 0:
 					return http.StatusInternalServerError
 				case away:
@@ -734,7 +736,7 @@ func TestDigestAgain(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			time.Sleep(10 * time.Second) // the channel begins
+			time.Sleep(10 * time.Second) // until the channel has begun
 			for range 12 {
 				if err := w.happenings(ctx, 5, 5*time.Minute); err != nil {
 					return err
@@ -765,9 +767,9 @@ func TestDigestAgain(t *testing.T) {
 	}
 }
 
-// TestUrgentFirst checks that a warning, while a receiver fails and when it
-// works again, waits only for earlier messages about its own worker, and that
-// one that is delivered after its pause says so and offers no action.
+// TestUrgentFirst checks that a warning waits only for earlier messages about its own
+// worker, while the receiver fails and when it works again. A warning that is
+// delivered after its pause must say so and offer no action.
 func TestUrgentFirst(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(`{"ops":{"type":"webhook","url":"http://receiver/","key":"env:KEY","digest":"10m"},"chat":{"type":"slack","url":"env:ADDRESS"}}`, 1, "NOTIFY_PUBLIC_URL=https://lull.example")
@@ -794,7 +796,7 @@ func TestUrgentFirst(t *testing.T) {
 		}
 		defer func() { p.end() }()
 		time.Sleep(10 * time.Second)
-		for range 40 { // digests become due and fail, and the waits grow long
+		for range 40 { // digests become due and fail, and the delays between attempts grow long
 			if err := w.happen(ctx, "a", audit.EventPaused); err != nil {
 				return err
 			}

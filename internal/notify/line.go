@@ -28,8 +28,8 @@ type line struct {
 	guard   store.Cond
 	state   channel.Delivery
 	q       *queue
-	wrote   time.Time        // when the state was last written
-	last    channel.Delivery // the state at that time
+	wrote   time.Time        // when the progress was last written
+	last    channel.Delivery // the progress that was last written
 	died    bool             // dead letters were written since then
 	again   []channel.DeadLetter
 	rests   []*channel.Rest // oldest first
@@ -44,12 +44,12 @@ const (
 	rejectTries = 3                // attempts for a message that the receiver itself rejects
 	firstWait   = time.Second      // after the first failure of the receiver
 	longestWait = 5 * time.Minute  // maximum between two attempts
-	urgentWait  = 30 * time.Second // the same, while an urgent event is pending
-	writeEvery  = 30 * time.Second // interval of writing a cursor that only skipped entries
+	urgentWait  = 30 * time.Second // maximum delay while an urgent event is pending
+	writeEvery  = 30 * time.Second // interval at which a cursor that only skipped entries is written
 )
 
-// run delivers until ctx ends. It returns the error of the store or of the
-// ownership; a receiver's failures are handled here.
+// run delivers until ctx ends. It handles failures of the receiver, and returns those
+// of the store or the loss of the right to deliver.
 func (l *line) run(ctx context.Context) error {
 	if err := l.load(ctx); err != nil {
 		return err
@@ -76,7 +76,8 @@ func (l *line) run(ctx context.Context) error {
 	return l.write(last, true)
 }
 
-// load reads the channel's progress; a new channel begins now.
+// load reads the channel's progress. A new channel begins at the current end of the
+// log.
 func (l *line) load(ctx context.Context) error {
 	v, err := l.n.store.Commit(ctx, store.Txn{Read: []string{channel.DeliveryKey(l.name)}})
 	if err != nil {
@@ -98,8 +99,8 @@ func (l *line) load(ctx context.Context) error {
 	return l.write(ctx, true)
 }
 
-// follow watches the log from the queue's position and sends in the meantime.
-// It returns nil after the queue was full and has been emptied again.
+// follow watches the log from the queue's position and sends meanwhile. When the
+// queue is full it drains it and returns nil.
 func (l *line) follow(ctx context.Context) error {
 	watch, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -141,7 +142,7 @@ func (l *line) follow(ctx context.Context) error {
 	}
 }
 
-// drain sends until half of the queue is empty, without reading more.
+// drain sends without reading more, until half of the queue is empty.
 func (l *line) drain(ctx context.Context) error {
 	for len(l.q.open) > maxOpen/2 {
 		if delay.For(ctx, time.Until(l.wake())) != nil {
@@ -157,7 +158,7 @@ func (l *line) drain(ctx context.Context) error {
 	return nil
 }
 
-// wake returns when the next work is due.
+// wake returns when something is next due.
 func (l *line) wake() time.Time {
 	at := l.q.wake()
 	for _, r := range l.firstRests() {
@@ -166,7 +167,7 @@ func (l *line) wake() time.Time {
 		}
 	}
 	if t := l.wrote.Add(writeEvery); l.pending() != l.last.Pending && (at.IsZero() || t.Before(at)) {
-		at = t // so that it is shown
+		at = t // an overdue retry must still be written, to be shown
 	}
 	if len(l.again) > 0 {
 		at = time.Now()
@@ -177,11 +178,12 @@ func (l *line) wake() time.Time {
 	return at
 }
 
-// pending returns the number of known pending items, due or not.
+// pending returns the number of events and mails that are known to be pending, due or
+// not.
 func (l *line) pending() int { return len(l.q.open) + len(l.rests) }
 
-// nextTry returns when a failing receiver is tried again; zero for one that
-// does not fail.
+// nextTry returns when a failing receiver is tried again; zero if the receiver does
+// not fail.
 func (l *line) nextTry() time.Time {
 	n := l.state.NextTryAt
 	if n == nil {
@@ -232,8 +234,8 @@ func (l *line) items(v store.Value) []*item {
 	return out
 }
 
-// scan reads the log itself, for use when its watch history is gone: the oldest
-// unread entries, as many as the queue holds.
+// scan reads the log's entries themselves, because the store no longer has the
+// history to watch. It queues the oldest unread events, as many as fit.
 func (l *line) scan(ctx context.Context) error {
 	var found []*item
 	var revision, upTo int64
@@ -277,7 +279,7 @@ type outcome struct {
 	err     error
 }
 
-// send sends what is ready, several messages at a time, or one while the
+// send sends what is due: several messages at a time, or one at a time while the
 // receiver fails.
 func (l *line) send(ctx context.Context) error {
 	now, most := time.Now(), parallel
@@ -304,8 +306,7 @@ func (l *line) send(ctx context.Context) error {
 		l.tried = time.Now()
 	}
 	if ctx.Err() != nil {
-		// A message that arrived nevertheless is delivered again, with the same
-		// ID.
+		// If such a message did arrive, it is delivered again with the same ID.
 		results = slices.DeleteFunc(results, func(r outcome) bool { return r.err != nil })
 	}
 	ops := l.resend(ctx)
@@ -318,7 +319,8 @@ func (l *line) send(ctx context.Context) error {
 	return l.bury(ctx, ops)
 }
 
-// resend retries the dead letters for which a user requested it.
+// resend retries the dead letters whose retry a user requested. It returns the
+// resulting writes.
 func (l *line) resend(ctx context.Context) []store.Op {
 	var ops []store.Op
 	for _, d := range l.again {
@@ -385,7 +387,7 @@ func (l *line) wait() time.Duration {
 	return wait/2 + rand.N(wait/2+1)
 }
 
-// works records that the receiver accepted something.
+// works records that the receiver accepted a message.
 func (l *line) works(now time.Time) {
 	l.state.Delivered++
 	l.state.LastDeliveredAt, l.state.FailingSince, l.state.NextTryAt, l.state.LastError = &now, nil, nil, ""
@@ -430,7 +432,7 @@ func (l *line) die(items []*item, now time.Time, why error) []store.Op {
 	return ops
 }
 
-// bury writes dead letters, before the cursor may pass them.
+// bury writes dead letters. They must be durable before the cursor passes them.
 func (l *line) bury(ctx context.Context, ops []store.Op) error {
 	for part := range slices.Chunk(ops, 100) {
 		if err := l.commit(ctx, part); err != nil {
@@ -440,8 +442,8 @@ func (l *line) bury(ctx context.Context, ops []store.Op) error {
 	return nil
 }
 
-// commit writes while the ownership lasts. The writes are idempotent, so one
-// with an unknown outcome is repeated.
+// commit writes ops unless the right to deliver is lost. The writes are idempotent,
+// so it repeats a write with an unknown outcome.
 func (l *line) commit(ctx context.Context, ops []store.Op) error {
 	for {
 		res, err := l.n.store.Commit(ctx, store.Txn{If: []store.Cond{l.guard}, Then: ops})
@@ -456,8 +458,8 @@ func (l *line) commit(ctx context.Context, ops []store.Op) error {
 	}
 }
 
-// write stores the channel's progress if a delivery changed it, or if the last
-// write was long enough ago.
+// write stores the channel's progress if a delivery changed it, if the last write was
+// long enough ago, or if now is set.
 func (l *line) write(ctx context.Context, now bool) error {
 	s := l.state
 	s.Cursor, s.Pending, s.Ahead, s.Batch = l.q.cursor(), l.pending(), maps.Clone(l.q.ahead), l.q.batch

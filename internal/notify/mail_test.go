@@ -16,7 +16,7 @@ import (
 	"lull/internal/store"
 )
 
-// mailTown is a town whose receiver is a mail relay.
+// mailTown returns a town whose receiver is a mail relay.
 func mailTown(channel string, recipient func(string) string) (w *town, relay *smtpsim.Relay, end func(), err error) {
 	w = newTown(`{"ops":{"type":"mail","relay":"relay:25","tls":"none","from":"lull@example.com",`+channel+`}}`, 1, "NOTIFY_RETRY_MINUTES=180")
 	l, err := w.net.Listen("relay:25")
@@ -29,7 +29,7 @@ func mailTown(channel string, recipient func(string) string) (w *town, relay *sm
 	return w, relay, func() { l.Close(); <-ended }, nil
 }
 
-// had are the details of the events that an address got, in order.
+// had returns the details of the events that an address received, in order.
 func had(relay *smtpsim.Relay, address string) (out []string) {
 	for _, m := range relay.Mails() {
 		if !slices.Contains(m.To, address) {
@@ -44,16 +44,16 @@ func had(relay *smtpsim.Relay, address string) (out []string) {
 	return out
 }
 
-// The answers of the relay for an address.
+// What the relay does with an address.
 const (
 	missing = "there is no such mailbox"
 	full    = "the mailbox is full"
 )
 
-// TestOneBadAddress checks that an address that fails, or fails for now, keeps
-// no other address from getting a mail once and in time, directly or in a
-// digest. What never arrives is a dead letter for that address, and what
-// arrives is in order, even if the sending process is killed in between.
+// TestOneBadAddress checks that an address that fails, permanently or for some time,
+// does not prevent the others from getting each mail once and in time, directly or in
+// a digest. An event that never arrives must become a dead letter for that address.
+// What arrives must be in order, even if the sending process is killed in between.
 func TestOneBadAddress(t *testing.T) {
 	for name, digest := range map[string]string{"at once": ``, "digest": `,"digest":"5m"`} {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +81,7 @@ func TestOneBadAddress(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				pass(10 * time.Second) // the channel begins
+				pass(10 * time.Second) // until the channel has begun
 				var want []string
 				for i := range 8 {
 					if err := w.happen(ctx, "a", audit.EventPaused); err != nil {
@@ -131,8 +131,8 @@ func TestOneBadAddress(t *testing.T) {
 	}
 }
 
-// sendAgain retries a dead letter of one address, which is refused again and
-// sent to no other address.
+// sendAgain retries a dead letter of one address. It checks that the address refuses
+// it again and that no other address gets it.
 func (w *town) sendAgain(ctx context.Context, p *process, relay *smtpsim.Relay, d channel.DeadLetter) error {
 	before := len(relay.Mails())
 	if _, err := p.fleet.RetryDead(ctx, audit.Actor{Name: "ada", Kind: audit.KindUser}, d.Channel, d.ID); err != nil {
@@ -147,7 +147,7 @@ func (w *town) sendAgain(ctx context.Context, p *process, relay *smtpsim.Relay, 
 	return nil
 }
 
-// TestMailIsTheSame checks that a mail keeps its Message-ID when it is sent
+// TestMailIsTheSame checks that a mail has the same Message-ID whenever it is sent
 // again, to whichever recipient.
 func TestMailIsTheSame(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {

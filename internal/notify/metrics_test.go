@@ -11,7 +11,7 @@ import (
 	"lull/internal/fleet/audit"
 )
 
-// gauge reads a metric of a process; -1 if it has none of that name.
+// gauge returns a metric of a process; -1 if it has none of that name.
 func (p *process) gauge(name string) (float64, error) {
 	reg := prometheus.NewRegistry()
 	if err := reg.Register(p.Notifier); err != nil {
@@ -27,9 +27,9 @@ func (p *process) gauge(name string) (float64, error) {
 	return -1, err
 }
 
-// TestPendingIsDue checks that events held by a digest do not count as pending,
-// that events held up by the receiver do, and that nothing is pending in a
-// process that does not deliver. Counters exist before their first event.
+// TestPendingIsDue checks the metric of pending events: those that wait for a digest
+// do not count, those that the receiver delays do, and a process that does not
+// deliver reports none. Counters must exist before their first event.
 func TestPendingIsDue(t *testing.T) {
 	bubble(t, func(ctx context.Context) error {
 		w := newTown(`{"ops":{"type":"webhook","url":"http://receiver/","digest":"4h"}}`, 1)
@@ -43,7 +43,7 @@ func TestPendingIsDue(t *testing.T) {
 			}
 			return nil
 		}
-		pass(10 * time.Second) // the channel begins
+		pass(10 * time.Second) // until the channel has begun
 		if err := is("lull_notify_dead_total", 0); err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func TestPendingIsDue(t *testing.T) {
 		if l, err := p.fleet.Deliveries(ctx); err != nil || l[0].Pending != 1 {
 			return fmt.Errorf("users see %+v, %w", l, err)
 		}
-		pass(90 * time.Minute) // it is due, and the receiver is away
+		pass(90 * time.Minute) // the digest is due, and the receiver does not answer
 		if err := is("lull_notify_pending", 1); err != nil {
 			return err
 		}

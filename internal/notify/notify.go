@@ -2,20 +2,19 @@
 // (NOTIFY_CHANNELS): webhooks, Slack-compatible webhooks and mail.
 //
 // The outbox is the audit log: an event is durable with its change, before any
-// receiver gets it. One process of the fleet holds the right to deliver and
-// keeps each channel's progress in the store.
+// receiver gets it. One process of the fleet holds the right to deliver and keeps
+// each channel's progress in the store.
 //
-// Every event that a channel wants arrives at least once or becomes a visible
-// dead letter. A duplicate has the same ID. Events that are sent at once arrive
-// in order for each worker, however often receivers, this process or the store
-// fail in between. Events held by a digest or quiet hours stay in order among
-// themselves, and urgent events overtake them. A new channel begins with events
-// after its configuration.
+// Every event that a channel wants arrives at least once or becomes a visible dead
+// letter. A duplicate has the same ID. Events that are sent at once arrive in order
+// for each worker, however often receivers, the process or the store fail in between.
+// Events that wait for a digest or quiet hours stay in order among themselves, and
+// urgent events overtake them. A new channel begins with the events after its
+// configuration.
 //
-// A failing receiver delays only its own channel. A message that a receiver
-// rejects delays only its own worker, and becomes a dead letter after three
-// attempts. The meaning of the events and the answers to a warning are in
-// package fleet.
+// A failing receiver delays only its own channel. A message that the receiver rejects
+// delays only its own worker, and becomes a dead letter after three attempts. Package
+// fleet defines the events and the answers to a warning.
 package notify
 
 import (
@@ -55,7 +54,7 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Notifier delivers, and tests channels. Create it with New.
+// Notifier delivers events, and tests channels. Create it with New.
 type Notifier struct {
 	cfg   Config
 	store store.Store
@@ -63,11 +62,12 @@ type Notifier struct {
 	count counters
 }
 
-// leaseTTL is the time after which another process may deliver if the present
-// one stops renewing.
+// leaseTTL is how long after its last renewal the delivering process keeps the right
+// to deliver.
 const leaseTTL = 15 * time.Second
 
-// lookEvery is how often the settings are compared with the running lines.
+// lookEvery is the interval at which the running lines are compared with the
+// settings.
 const lookEvery = 2 * time.Second
 
 // New returns a Notifier. It starts nothing.
@@ -84,7 +84,7 @@ func New(c Config) (*Notifier, error) {
 // String names the notifier in errors and logs.
 func (n *Notifier) String() string { return "the notifier" }
 
-// Run delivers whenever this process holds the right to, until ctx ends.
+// Run delivers while this process holds the right to deliver, until ctx ends.
 func (n *Notifier) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := n.hold(ctx); err != nil && ctx.Err() == nil {
@@ -100,8 +100,7 @@ type holder struct {
 	Server string `json:"server"`
 }
 
-// hold takes the right to deliver when it is free, and delivers until it is
-// lost.
+// hold waits for the right to deliver, and delivers until it is lost.
 func (n *Notifier) hold(ctx context.Context) (err error) {
 	lease, err := n.store.Grant(ctx, leaseTTL)
 	if err != nil {
@@ -124,7 +123,7 @@ func (n *Notifier) hold(ctx context.Context) (err error) {
 	}
 	held, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	go func() { // ends with held
+	go func() { // ends when held ends
 		select {
 		case <-lease.Lost():
 			stop(store.ErrLeaseLost)
@@ -134,7 +133,7 @@ func (n *Notifier) hold(ctx context.Context) (err error) {
 	return n.supervise(held, own.Guard())
 }
 
-// running is a running line.
+// running is a line that runs in its own goroutine.
 type running struct {
 	channel channel.Channel
 	set     settings.Settings
@@ -144,8 +143,9 @@ type running struct {
 	err     error
 }
 
-// supervise runs a line for each configured channel, and restarts it when it
-// fails or its settings change, until ctx ends or the right is lost.
+// supervise runs a line for each configured channel, and restarts a line that fails
+// or whose settings changed. It returns when ctx ends or the right to deliver is
+// lost.
 func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 	lines := map[string]*running{}
 	defer func() {
@@ -204,7 +204,7 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 			if r := lines[d.Channel]; r != nil {
 				select {
 				case r.retry <- d:
-				default: // it is busy; the request remains in the record
+				default: // the line is busy; it will find the request in the store
 				}
 			}
 		case <-tick.C:
@@ -212,8 +212,8 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 	}
 }
 
-// forget removes the progress of channels that are no longer configured, so
-// that one that is configured again starts over.
+// forget removes the progress of channels that are no longer configured. If such a
+// channel is configured again, it starts over.
 func (n *Notifier) forget(ctx context.Context, guard store.Cond, set settings.Settings) error {
 	page, err := store.List(ctx, n.store, channel.DeliveryKeys())
 	if err != nil {
@@ -242,25 +242,25 @@ func (n *Notifier) forget(ctx context.Context, guard store.Cond, set settings.Se
 	return nil
 }
 
-// begin starts a line. A channel whose secrets cannot be resolved keeps its
-// position. It is retried, and shows why it fails.
+// begin starts a line. If a secret of the channel cannot be resolved, the channel
+// keeps its position, shows the error and is retried.
 func (n *Notifier) begin(ctx context.Context, guard store.Cond, name string, c channel.Channel, set settings.Settings) *running {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &running{channel: c, set: set, cancel: cancel, retry: make(chan channel.DeadLetter, 256), ended: make(chan struct{})}
 	l := &line{n: n, name: name, channel: c, set: set, guard: guard, retry: r.retry, to: &lazyReceiver{n: n, name: name, channel: c, set: set}}
-	go func() { // the supervisor waits for ended
+	go func() { // supervise waits for ended
 		defer close(r.ended)
 		r.err = l.run(ctx)
 	}()
 	return r
 }
 
-// followDead sends the dead letters to be retried to out. It ends with ctx.
+// followDead sends dead letters whose retry was requested to out, until ctx ends.
 func (n *Notifier) followDead(ctx context.Context, out chan<- channel.DeadLetter) {
 	take := func(v store.Value) error {
 		d, err := channel.DecodeDead(v)
 		if err != nil || d.RetryAt == nil {
-			return nil // shown as unreadable in the listing
+			return nil // the listing shows it as unreadable
 		}
 		select {
 		case out <- d:
@@ -293,8 +293,8 @@ func (n *Notifier) followDead(ctx context.Context, out chan<- channel.DeadLetter
 	}
 }
 
-// lazyReceiver opens its receiver on first use, so that an unreadable secret is a
-// failure of the receiver like any other.
+// lazyReceiver opens a channel's receiver on first use, so that an unreadable secret
+// is handled like a failure of the receiver.
 type lazyReceiver struct {
 	n       *Notifier
 	name    string
@@ -334,8 +334,8 @@ func (l *lazyReceiver) send(ctx context.Context, m message) error {
 	return to.send(ctx, m)
 }
 
-// Test sends a made-up event to a channel now, bypassing the outbox, and
-// returns the receiver's answer. Errors: NotFound, Refused.
+// Test sends a synthetic event to a channel at once, bypassing the outbox, and
+// returns the receiver's answer as an error. Errors: NotFound, Refused.
 func (n *Notifier) Test(ctx context.Context, by audit.Actor, channel string) error {
 	set := n.cfg.Fleet.Settings()
 	c, ok := set.NotifyChannels[channel]
@@ -356,9 +356,9 @@ func (n *Notifier) Test(ctx context.Context, by audit.Actor, channel string) err
 	return nil
 }
 
-// message builds the message for items. Its ID depends on its content, so the
-// same items have the same ID at every attempt. Other items, or a warning that
-// is late by now, get another ID.
+// message builds the message for items. Its ID is derived from its content, so the
+// same items have the same ID at every attempt. Other items, or a warning that has
+// become late, get another ID.
 func (l *line) message(now time.Time, items []*item) message {
 	m := message{}
 	sum := sha256.New()
@@ -415,15 +415,16 @@ func (c *counters) all() []prometheus.Collector {
 	return []prometheus.Collector{c.sent, c.dead, c.pending, c.delay, c.unreadable}
 }
 
-// begin initializes a channel's counters to zero: Prometheus sees no increase
-// in a counter that first appears with the value one, so the first dead letter
-// would raise no alert.
+// begin sets a channel's counters to zero. Without that, a counter would first appear
+// with the value one, which Prometheus does not see as an increase, so the first dead
+// letter would raise no alert.
 func (c *counters) begin(channel string) {
 	c.sent.WithLabelValues(channel, outcomeOf(nil))
 	c.dead.WithLabelValues(channel)
 }
 
-// rest removes the pending count here: the next delivering process reports it.
+// rest removes the channel's pending count from this process's metrics, because the
+// next delivering process reports it.
 func (c *counters) rest(channel string) { c.pending.DeleteLabelValues(channel) }
 
 func (c *counters) forget(channel string) {

@@ -13,13 +13,13 @@ import (
 // item is one event that a channel must send.
 type item struct {
 	id    string
-	rev   int64  // revision of its change
-	key   string // key of its entry, which orders the entries of one change
+	rev   int64  // revision of the event's change
+	key   string // key of the event's entry; orders the entries of one change
 	index int    // orders the events of one entry
 	event string
 	entry audit.Entry
 	due   time.Time
-	// together means that items with the same due time are one message.
+	// together means that items with the same due time are sent as one message.
 	together bool
 	urgent   bool
 
@@ -27,8 +27,8 @@ type item struct {
 	next  time.Time // earliest time to send it
 }
 
-// stream identifies the events that are sent in order: those of one worker, or
-// those that are sent together.
+// stream identifies the items that are sent in order: those of one worker, or those
+// that are sent together.
 func (it *item) stream() string {
 	if it.together {
 		return "digest"
@@ -36,18 +36,18 @@ func (it *item) stream() string {
 	return "worker " + it.entry.WorkerID
 }
 
-// queue contains the events that a channel has read from the log and not yet
-// delivered, in log order. It is pure.
+// queue contains the events that a channel has read from the log and not delivered
+// yet, in the order of the log. It does no I/O.
 type queue struct {
-	seen  int64            // every entry up to it has been read
-	open  []*item          // by rev, key and index
-	ahead map[string]int64 // delivered above the cursor, with its revision
-	batch *channel.Batch   // what is being sent together, if anything
+	seen  int64            // every entry up to this revision has been read
+	open  []*item          // pending items, by rev, key and index
+	ahead map[string]int64 // revision by ID of events that were delivered before an earlier one
+	batch *channel.Batch   // the combined message being sent; nil if there is none
 }
 
-// maxOpen is the queue length at which reading the log stops. maxAhead is how
-// many delivered IDs above the cursor are kept; an event whose ID was dropped
-// is delivered again after a restart.
+// maxOpen is the queue length at which reading the log stops. maxAhead is how many
+// IDs of events delivered out of order are kept; if an event's ID is dropped, the
+// event is delivered again after a restart.
 const (
 	maxOpen  = 2000
 	maxAhead = 2000
@@ -61,14 +61,14 @@ func newQueue(d *channel.Delivery) *queue {
 
 func (q *queue) full() bool { return len(q.open) >= maxOpen }
 
-// add queues an item unless it was delivered before.
+// add queues an item unless the item was delivered already.
 func (q *queue) add(it *item) {
 	if _, done := q.ahead[it.id]; !done {
 		q.open = append(q.open, it)
 	}
 }
 
-// cursor returns the revision up to which every entry is done.
+// cursor returns the revision up to which every event is done.
 func (q *queue) cursor() int64 {
 	if len(q.open) > 0 {
 		return min(q.open[0].rev-1, q.seen)
@@ -95,9 +95,9 @@ func (q *queue) done(items []*item) {
 	}
 }
 
-// ready returns up to n messages that may be sent now: the oldest event of each
-// worker, and everything due that is sent together. Workers with a pending
-// urgent event come first.
+// ready returns up to n messages that may be sent now: for each worker its oldest
+// event, and one combined message of the events that are due together. Workers with a
+// pending urgent event come first.
 func (q *queue) ready(now time.Time, n int) [][]*item {
 	var urgent, other [][]*item
 	pressing, busy := q.pressing(now), map[string]bool{}
@@ -133,7 +133,7 @@ func (q *queue) pressing(now time.Time) map[string]bool {
 
 func (it *item) ripe(now time.Time) bool { return !now.Before(it.due) && !now.Before(it.next) }
 
-// message returns the next message of a stream, whose oldest item is first.
+// message returns the next message of a stream. first is the stream's oldest item.
 func (q *queue) message(first *item, now time.Time) []*item {
 	if !first.together {
 		if first.ripe(now) {
@@ -157,7 +157,7 @@ func (q *queue) message(first *item, now time.Time) []*item {
 			}
 			return m
 		}
-		q.batch = nil // from now on items are sent one by one
+		q.batch = nil // send the remaining items one by one
 	}
 	var m []*item
 	for _, it := range q.open {
@@ -168,15 +168,15 @@ func (q *queue) message(first *item, now time.Time) []*item {
 	return m
 }
 
-// unread reports whether a part of the combined message must still be read from
+// unread reports whether some events of the combined message must still be read from
 // the log.
 func (q *queue) unread() bool { return q.batch != nil && q.seen < q.batch.UpTo && !q.full() }
 
-// frozen reports whether it belongs to the combined message being sent.
+// frozen reports whether an item belongs to the combined message being sent.
 func (q *queue) frozen(it *item) bool { return slices.Contains(q.batch.Items, it.id) }
 
 // freeze fixes the content of the combined message until it is done. It reports
-// whether the content changed.
+// whether the content is new.
 func (q *queue) freeze(items []*item) bool {
 	if !items[0].together || q.batch != nil {
 		return false
@@ -189,7 +189,7 @@ func (q *queue) freeze(items []*item) bool {
 	return true
 }
 
-// due counts items that should have been sent by now.
+// due returns the number of items that should have been sent by now.
 func (q *queue) due(now time.Time) (n int) {
 	for _, it := range q.open {
 		if !now.Before(it.due) {
@@ -199,7 +199,7 @@ func (q *queue) due(now time.Time) (n int) {
 	return n
 }
 
-// maxDigest is the maximum number of events of one message.
+// maxDigest is the maximum number of events in one message.
 const maxDigest = 200
 
 // wake returns when the next item is due; zero if there is none.
@@ -222,7 +222,7 @@ func (q *queue) wake() time.Time {
 	return at
 }
 
-// inOrder sorts items read from a listing, which is sorted by key.
+// inOrder sorts items that were read from a listing by rev.
 func inOrder(items []*item) {
 	slices.SortStableFunc(items, func(a, b *item) int {
 		return cmp.Or(cmp.Compare(a.rev, b.rev), cmp.Compare(a.key, b.key), cmp.Compare(a.index, b.index))

@@ -25,25 +25,25 @@ type message struct {
 	id     string
 	events []event
 
-	// For mail: only are the recipients, if not all addressees; named are all
-	// addressees. held are those that do not get it now because an earlier mail
-	// to them is pending.
+	// For mail: only are the recipients, if not all addressees. named are all
+	// addressees. held are the addressees that must wait, because an earlier mail to
+	// them is pending.
 	only, named []string
 	held        []string
 }
 
-// event is one event, with data that its entry does not contain.
+// event is one event, with data that is not in its entry.
 type event struct {
 	id    string
 	name  string
 	entry audit.Entry
-	links map[string]string // of a warning, by verb
-	late  bool              // a warning of something that should have happened by now
-	page  string            // of a pause: the worker's page, if it has a URL
+	links map[string]string // links of a warning, by verb
+	late  bool              // the announced time of the warning has passed
+	page  string            // for a pause: URL of the worker's page, if known
 }
 
-// data is a webhook's data for an event: the entry, a warning's links, and the
-// worker's page after a pause.
+// data is the data of an event in a webhook: the entry, the links of a warning, and
+// after a pause the worker's page.
 type data struct {
 	audit.Entry
 	PauseAt *time.Time        `json:"pause_at,omitempty"`
@@ -51,7 +51,7 @@ type data struct {
 	Page    string            `json:"page,omitempty"` // page of the paused worker
 }
 
-// receiver sends messages to one place.
+// receiver sends the messages of one channel.
 type receiver interface {
 	send(ctx context.Context, m message) error
 	close()
@@ -143,7 +143,7 @@ func (r *slackHook) send(ctx context.Context, m message) error {
 	return r.client.Text(ctx, chat(m, r.zone))
 }
 
-// mailbox is a channel of mail.
+// mailbox sends the mail of one channel.
 type mailbox struct {
 	client  *smtp.Client
 	channel channel.Channel
@@ -181,12 +181,12 @@ func (b *mailbox) send(ctx context.Context, m message) error {
 	if len(part.Refused)+len(part.Later) > 0 {
 		return part
 	}
-	return nil // sent to all, or there is no address
+	return nil // it was sent to all, or there is no address
 }
 
 var errWaits = errors.New("an earlier mail is still on its way there")
 
-// partly is the error of a mail that some of its recipients did not get.
+// partly is the error of a mail that some recipients did not get.
 type partly struct {
 	smtp.Partly
 	named []string
@@ -227,7 +227,7 @@ func (b *mailbox) contacts(ctx context.Context, worker string) ([]string, error)
 	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !channel.IsMailAddress(a) }), nil
 }
 
-// verdictOn is the scope of a failure.
+// verdictOn is what a failure affects.
 type verdictOn int
 
 const (

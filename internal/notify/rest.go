@@ -31,8 +31,8 @@ func (l *line) loadRests(ctx context.Context) error {
 	return nil
 }
 
-// held returns the addresses for which an earlier mail of a stream is pending;
-// a later one waits for it.
+// held returns the addresses for which an earlier mail of a stream is pending. Later
+// mails of the stream to them must wait.
 func (l *line) held(stream string) []string {
 	var out []string
 	for _, r := range l.rests {
@@ -56,8 +56,9 @@ func (l *line) firstRests() []*channel.Rest {
 	return out
 }
 
-// split handles a mail that some recipients did not get. A rejected recipient
-// gets a dead letter. A deferred one gets the mail again later, alone.
+// split handles a mail that some recipients did not get. A recipient that was
+// rejected gets a dead letter. For one that was deferred, the mail is sent again
+// later to that recipient alone.
 func (l *line) split(now time.Time, r outcome, p *partly) []store.Op {
 	l.state.LastError = p.Error()
 	var ops []store.Op
@@ -79,8 +80,8 @@ func (l *line) split(now time.Time, r outcome, p *partly) []store.Op {
 	return ops
 }
 
-// restWait is the delay after an address has deferred a mail: mail servers that
-// want a retry expect a minute or more.
+// restWait returns the delay after an address has deferred a mail. Mail servers that
+// request a retry expect one after a minute or more.
 func (l *line) restWait(tries int) time.Duration {
 	return min(longestWait, time.Minute<<min(tries, 4))
 }
@@ -91,7 +92,7 @@ func (l *line) keep(r *channel.Rest) []store.Op {
 		l.n.log.Error("cannot store a notification", "channel", l.name, "id", r.ID, "err", err)
 		return nil
 	}
-	l.died = true // must be written
+	l.died = true // write the progress
 	return []store.Op{op}
 }
 
@@ -113,8 +114,8 @@ func (l *line) sendRests(ctx context.Context) []store.Op {
 	return ops
 }
 
-// sendRest tries one mail. It returns false if the receiver fails for every
-// address.
+// sendRest sends one pending mail again, and returns the resulting writes. It returns
+// false if the receiver fails for every address.
 func (l *line) sendRest(ctx context.Context, r *channel.Rest) ([]store.Op, bool) {
 	var items []*item
 	for _, e := range r.Events {
@@ -151,11 +152,11 @@ func (l *line) sendRest(ctx context.Context, r *channel.Rest) ([]store.Op, bool)
 
 func (l *line) drop(r *channel.Rest) []store.Op {
 	l.rests = slices.DeleteFunc(l.rests, func(x *channel.Rest) bool { return x == r })
-	l.died = true // must be written
+	l.died = true // write the progress
 	return []store.Op{channel.DropRestOp(r)}
 }
 
-// dieFor makes a dead letter of an event for one address.
+// dieFor returns the write of a dead letter of an event for one address.
 func (l *line) dieFor(address string, e channel.RestEvent, tries int, now time.Time, why error) []store.Op {
 	op, err := channel.DeadOp(channel.DeadLetter{ID: e.ID + "." + channel.AddressMark(address), Channel: l.name, Event: e.Event, Entry: e.Entry,
 		To: address, Tries: tries, Error: sayWho(address, why), DiedAt: now})
@@ -169,7 +170,7 @@ func (l *line) dieFor(address string, e channel.RestEvent, tries int, now time.T
 	return []store.Op{op}
 }
 
-// sayWho adds the address that an error is about, once.
+// sayWho adds the address to an error about it, unless it is named already.
 func sayWho(address string, err error) string {
 	if s := err.Error(); strings.Contains(s, address) {
 		return s

@@ -13,7 +13,7 @@ import (
 	"lull/internal/platform/webhook"
 )
 
-// label is the text of a link.
+// label is the text of the link for each verb.
 var label = map[string]string{
 	warning.Extend: "Extend by an hour", warning.NotToday: "Not today", warning.Stop: "Stop now",
 }
@@ -41,7 +41,7 @@ func sentence(e event, zone *time.Location) string {
 	switch e.name {
 	case audit.EventPauseWarning:
 		s = who + " will be paused"
-		if x.Warning != nil { // servers before this version did not store it
+		if x.Warning != nil { // older servers did not record the warning
 			s = x.Warning.Sentence(who, zone)
 		}
 		if e.late {
@@ -51,7 +51,7 @@ func sentence(e event, zone *time.Location) string {
 	case audit.EventPaused:
 		s = fmt.Sprintf("%s is being paused%s%s", who, by, because)
 		if power.Reason(x.Reason).ByIdleness() {
-			x.Detail = "" // a code; the reason explains it
+			x.Detail = "" // Detail is a code here; the reason says the same
 			if d := x.Decision; d != nil {
 				x.Detail = fmt.Sprintf("idle for %s of %s", idle.HumanMinutes(d.Verdict.IdleMinutes), idle.Human(time.Duration(d.Policy.Timeout)))
 			}
@@ -80,7 +80,7 @@ func sentence(e event, zone *time.Location) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// chat returns a message in Slack's markup.
+// chat formats a message in Slack's markup.
 func chat(m message, zone *time.Location) string {
 	var b strings.Builder
 	if len(m.events) > 1 {
@@ -112,7 +112,7 @@ func chat(m message, zone *time.Location) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// letter returns a message as a mail.
+// letter formats a message as a mail.
 func letter(m message, zone *time.Location) (subject, body string) {
 	var b strings.Builder
 	subject = "lull: " + sentence(m.events[0], zone)
@@ -138,8 +138,8 @@ func letter(m message, zone *time.Location) (subject, body string) {
 	return subject, b.String()
 }
 
-// start returns the command that starts what an event reports as paused; empty
-// for other events.
+// start returns the command that starts a worker that e reports as paused; empty for
+// other events.
 func start(e event) string {
 	if e.name != audit.EventPaused || e.entry.WorkerID == "" {
 		return ""
@@ -147,7 +147,7 @@ func start(e event) string {
 	return "lull worker start " + cmp.Or(e.entry.WorkerName, e.entry.WorkerID)
 }
 
-// verbs returns the verbs that a warning offers, in order.
+// verbs returns the verbs of the answers that a warning offers, in order.
 func verbs(e event) []string {
 	var out []string
 	for _, v := range warning.Answers() {

@@ -14,8 +14,8 @@ import (
 	"lull/internal/fleet/warning"
 )
 
-// TestWarningText checks that the text of a warning has its time, its cause,
-// and the links that can change something.
+// TestWarningText checks that a warning's text has the time, the cause, and only
+// links that can change something.
 func TestWarningText(t *testing.T) {
 	at := time.Date(2026, 11, 22, 16, 54, 43, 0, time.UTC)
 	for name, c := range map[string]struct {
@@ -46,9 +46,8 @@ func TestWarningText(t *testing.T) {
 	}
 }
 
-// TestPausedText checks that the text of a forced pause says what was in use,
-// that the text of an idle pause says for how long it was idle, and that both
-// say how to bring it back.
+// TestPausedText checks that the text of a forced pause says what was in use, that of
+// an idle pause for how long the worker was idle, and both how to start it again.
 func TestPausedText(t *testing.T) {
 	for want, e := range map[string]audit.Entry{
 		"r1 is being paused by worker-controller: schedule: schedule office, forced: Active: cml, last event 20s ago.": {Reason: "schedule", Detail: "schedule office, forced: Active: cml, last event 20s ago."},

@@ -12,15 +12,15 @@ import (
 // MaxRecordBytes is the default limit on the size of a record.
 const MaxRecordBytes = 512 << 10
 
-// Codec converts between records of type T and data. The data is the JSON
-// object of T, preceded by the version of its format: {"v":3,...}. T must be a
-// struct without members "v" and "w".
+// Codec converts between records of type T and their data. The data is the JSON
+// object of T, preceded by the version of its format: {"v":3,...}. T must be a struct
+// without members "v" and "w".
 type Codec[T any] struct {
-	// Version is the format that is written, from 1.
+	// Version is the format that Encode writes, from 1.
 	Version int
-	// Migrate contains, for each older version v from 1, a function that
-	// converts a record of version v, without "v", to version v+1. A version
-	// without one cannot be read.
+	// Migrate contains, for each older version v, a function that converts a record
+	// of version v, without "v", to version v+1. A version without a function cannot
+	// be read.
 	Migrate map[int]func(old json.RawMessage) (json.RawMessage, error)
 	// MaxBytes is the maximum size of a record; 0 means MaxRecordBytes.
 	MaxBytes int
@@ -92,17 +92,17 @@ func (c Codec[T]) checkSize(key string, data []byte) error {
 	return nil
 }
 
-// endsMember reports whether rest is valid after a leading member: a comma and
-// the next name, or the end of the object.
+// endsMember reports whether rest can follow the first member of an object: a comma
+// and the next name, or the end of the object.
 func endsMember(rest []byte) bool {
 	return len(rest) == 1 && rest[0] == '}' || len(rest) > 1 && rest[0] == ',' && rest[1] == '"'
 }
 
 const versionPrefix = `{"v":`
 
-// splitVersion removes the version and the write id from a record. The form
-// that Encode and Update write is recognized as text; any other order of
-// members goes through a map.
+// splitVersion removes the version and the write ID from a record. It recognizes the
+// form that Encode and Update write; a record with another order of members is parsed
+// into a map.
 func splitVersion(data []byte) (int, json.RawMessage, error) {
 	data = StripWriteID(data)
 	if rest, ok := bytes.CutPrefix(data, []byte(versionPrefix)); ok {

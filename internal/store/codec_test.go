@@ -143,8 +143,8 @@ func TestWriteID(t *testing.T) {
 	}
 }
 
-// FuzzCodec checks that a decoded value can be encoded and decoded again, and
-// that a value with an ID loses nothing by that.
+// FuzzCodec checks that a decoded value can be encoded and decoded again, and that
+// adding and removing a write ID does not change it.
 func FuzzCodec(f *testing.F) {
 	for _, s := range []string{
 		`{"v":3,"name":"a","count":7}`, `{"v":1,"title":"a","count":"7"}`, `{"w":"AAAAAAAAAAAAAAAAAAAAAAAAAA","v":3}`,
@@ -159,7 +159,7 @@ func FuzzCodec(f *testing.F) {
 		}
 		again, err := codec.Encode("k", rec)
 		if errors.Is(err, ErrTooLarge) {
-			return // escapes can make it longer
+			return // escapes can make the encoded value longer
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The kinds of failure, for errors.Is.
+// Kinds of failure, for errors.Is.
 var (
 	// ErrNotFound means that the key does not exist.
 	ErrNotFound = errors.New("not found")
@@ -31,11 +31,11 @@ var (
 	ErrInvalid = errors.New("invalid request")
 	// ErrNewer means that a record was written by a newer version of lull.
 	ErrNewer = errors.New("written by a newer version")
-	// ErrDenied means that the store does not permit this user to do that.
+	// ErrDenied means that the store denies this user the operation.
 	ErrDenied = errors.New("permission denied")
 )
 
-// CompactedError is an ErrCompacted with the extent of the compaction.
+// CompactedError is the error for history that was compacted; it is an ErrCompacted.
 type CompactedError struct {
 	// Revision is the first revision that can still be read, or 0 if the store
 	// did not report it.
@@ -52,9 +52,10 @@ func (e *CompactedError) Error() string {
 // Is reports whether target is ErrCompacted.
 func (e *CompactedError) Is(target error) bool { return target == ErrCompacted }
 
-// HeldError is the ErrConflict of a Claim: another client owns the key.
+// HeldError is the error of a Claim of a key that another client owns; it is an
+// ErrConflict.
 type HeldError struct {
-	// Holder is the key as its owner wrote it.
+	// Holder is the key's value, as its owner wrote it.
 	Holder Value
 	// Revision is the revision at which Holder was read.
 	Revision int64

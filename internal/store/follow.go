@@ -20,7 +20,8 @@ func List(ctx context.Context, s Store, keys Keys) (Page, error) {
 	return all, nil
 }
 
-// listed passes each page of keys to take, all at the revision that it returns.
+// listed reads keys page by page, all at the revision that it returns, and passes
+// each page to take.
 func listed(ctx context.Context, s Store, keys Keys, take func([]Value)) (int64, error) {
 	q := Query{Keys: keys, Limit: pageSize}
 	for {
@@ -37,28 +38,26 @@ func listed(ctx context.Context, s Store, keys Keys, take func([]Value)) (int64,
 	}
 }
 
-// Follower receives the state of some keys and every change after it. Both
-// functions are called from the goroutine that called Follow; an error of
-// either ends it.
+// Follower receives the state of some keys and every change after it. The functions
+// are called from the goroutine that called Follow. If Reset or Apply returns an
+// error, Follow returns it.
 type Follower struct {
-	// Watch are the keys to watch, if they are more than the listed ones. The
-	// zero Keys means the listed ones.
+	// Watch are the keys to watch, if they differ from the listed ones. The zero Keys
+	// means the listed ones.
 	Watch Keys
-	// Listed receives the keys page by page before Reset, which then gets the
-	// revision and no values. This avoids holding many stored records in
-	// memory. first is true for the first page of a listing, which may start
-	// over. If Listed is nil, Reset receives all values.
+	// Listed, if not nil, receives the listed values page by page. Reset then gets
+	// only the revision, so that not all records are in memory at once. first is true
+	// for the first page of a listing; a listing may start over.
 	Listed func(first bool, values []Value)
-	// Reset receives all the keys. It is called first, and again whenever
-	// changes were missed because their history was compacted.
+	// Reset receives all values. It is called first, and again whenever changes were
+	// missed because the history was compacted.
 	Reset func(Page) error
-	// Apply receives the next change, or progress.
+	// Apply receives the next change, or only a newer revision.
 	Apply func(Batch) error
 }
 
-// Follow keeps f up to date with keys until ctx ends, and then returns ctx's
-// error. It waits for a store that cannot be reached; no change is lost by
-// that.
+// Follow keeps f up to date with keys until ctx ends, and then returns ctx's error.
+// If the store cannot be reached, it waits; no change is lost.
 func Follow(ctx context.Context, s Store, keys Keys, f Follower) error {
 	next := int64(0)
 	for try := 0; ; try++ {
@@ -77,7 +76,7 @@ func Follow(ctx context.Context, s Store, keys Keys, f Follower) error {
 	}
 }
 
-// list returns the values for Reset.
+// list reads the listed keys and returns the argument for Reset.
 func (f *Follower) list(ctx context.Context, s Store, keys Keys) (Page, error) {
 	if f.Listed == nil {
 		return List(ctx, s, keys)
@@ -90,7 +89,8 @@ func (f *Follower) list(ctx context.Context, s Store, keys Keys) (Page, error) {
 	return Page{Revision: revision}, err
 }
 
-// followOnce lists if next is 0, and watches from next until the watch ends.
+// followOnce lists the keys if *next is 0, and then watches from *next until the
+// watch ends.
 func followOnce(ctx context.Context, s Store, keys Keys, f Follower, next *int64, try *int) error {
 	if *next == 0 {
 		page, err := f.list(ctx, s, keys)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Renewer has the operations that a KeptLease needs from a store.
+// Renewer renews and revokes the lease of a KeptLease.
 type Renewer interface {
 	// Renew extends the lease to its TTL from now. ErrLeaseLost means that the
 	// store does not have it; after any other error Renew is retried.
@@ -24,18 +24,18 @@ type KeptLease struct {
 	clock   func() time.Duration
 	renewer Renewer
 	stop    context.CancelFunc
-	ended   chan struct{} // closed when the renewal loop is over
+	ended   chan struct{} // closed when the renewal loop has ended
 	lost    chan struct{}
 
 	mu      sync.Mutex
-	renewed time.Duration // by clock, when the last successful renewal was sent
+	renewed time.Duration // by clock, when the request of the last successful renewal was sent
 	gone    bool
 }
 
 var _ Lease = (*KeptLease)(nil)
 
-// Keep starts renewing a lease that was granted in answer to a request sent at
-// sent by clock. clock must advance while the machine sleeps.
+// Keep starts renewing a lease that the store has granted. sent is when the request
+// was sent, by clock. clock must also advance while the machine sleeps.
 func Keep(id LeaseID, ttl, sent time.Duration, clock func() time.Duration, r Renewer) *KeptLease {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &KeptLease{
@@ -55,7 +55,7 @@ func (l *KeptLease) TTL() time.Duration { return l.ttl }
 // Lost returns a channel that is closed when the lease is lost.
 func (l *KeptLease) Lost() <-chan struct{} { return l.lost }
 
-// Remaining returns the time for which the lease is certainly held.
+// Remaining returns for how long the lease is certainly held.
 func (l *KeptLease) Remaining() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,9 +88,9 @@ func (l *KeptLease) lose() {
 	}
 }
 
-// run renews every third of the TTL, retries sooner after a failure, and gives
-// up when the TTL has passed. A renewal that hangs cannot delay that, because
-// its context ends with the lease.
+// run renews the lease every third of the TTL, sooner after a failure, and gives up
+// when the TTL has passed. A renewal that hangs cannot delay that, because its
+// context ends with the lease.
 func (l *KeptLease) run(ctx context.Context) {
 	defer close(l.ended)
 	timer := time.NewTimer(l.ttl / 3)

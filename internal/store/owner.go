@@ -6,11 +6,12 @@ import (
 	"fmt"
 )
 
-// Ownership is a key that a lease holds: leadership, or one worker, shard or
-// request of many under the same lease.
+// Ownership is a key held by a lease: leadership, a worker, a shard or a request. One
+// lease can hold many keys.
 type Ownership struct {
 	Key string
-	// Revision is when the key was created. It grows with each owner.
+	// Revision is the store revision at which the key was created. It is larger for
+	// each later owner.
 	Revision int64
 	// Lease is the lease that holds the key. When the lease is lost, so is the
 	// key.
@@ -19,12 +20,12 @@ type Ownership struct {
 	store Store
 }
 
-// Guard returns the condition that the key is still held. Every write of the
-// owner must include it; once the lease has ended it fails.
+// Guard returns the condition that the key is still held. Every write of the owner
+// must include it, so that the write fails once the lease has ended.
 func (o *Ownership) Guard() Cond { return CreatedAt(o.Key, o.Revision) }
 
-// Resign releases the key and leaves the lease alone. Resigning a lost
-// ownership is not an error.
+// Resign releases the key but not the lease. Resigning a lost ownership is not an
+// error.
 func (o *Ownership) Resign(ctx context.Context) error {
 	_, err := o.store.Commit(ctx, Txn{If: []Cond{o.Guard()}, Then: []Op{Delete(o.Key)}})
 	if errors.Is(err, ErrAmbiguous) {
@@ -33,10 +34,9 @@ func (o *Ownership) Resign(ctx context.Context) error {
 	return err
 }
 
-// Claim takes key with data for lease if it is free. If another client has it,
-// the error is a *HeldError. If this lease already holds it, Claim succeeds and
-// returns the data it was claimed with. Errors: ErrLeaseLost and those of
-// Commit.
+// Claim creates key with data under lease if key is free. If another client holds it,
+// the error is a *HeldError. If this lease holds it already, Claim succeeds and
+// returns the existing ownership. Errors: ErrLeaseLost and those of Commit.
 func Claim(ctx context.Context, s Store, lease Lease, key string, data []byte) (*Ownership, error) {
 	t := Txn{If: []Cond{Absent(key)}, Then: []Op{PutLeased(key, data, lease.ID())}, Read: []string{key}}
 	for try := 0; ; try++ {
@@ -48,8 +48,7 @@ func Claim(ctx context.Context, s Store, lease Lease, key string, data []byte) (
 		res, err := s.Commit(ctx, t)
 		switch {
 		case errors.Is(err, ErrAmbiguous) && ctx.Err() == nil:
-			// The lease of the key identifies its owner, so repeating the claim is
-			// harmless.
+			// Claim can be repeated, because the key's lease identifies its owner.
 			if err := pause(ctx, try); err != nil {
 				return nil, err
 			}
@@ -63,9 +62,8 @@ func Claim(ctx context.Context, s Store, lease Lease, key string, data []byte) (
 	}
 }
 
-// Campaign claims key as soon as it is free. It returns ctx's error when ctx
-// ends, and ErrLeaseLost when lease is lost. It waits for a store that cannot
-// be reached.
+// Campaign claims key as soon as it is free. It returns ctx's error when ctx ends,
+// and ErrLeaseLost when lease is lost. While the store cannot be reached, it waits.
 func Campaign(ctx context.Context, s Store, lease Lease, key string, data []byte) (*Ownership, error) {
 	for try := 0; ; try++ {
 		o, err := Claim(ctx, s, lease, key, data)
@@ -89,8 +87,8 @@ func Campaign(ctx context.Context, s Store, lease Lease, key string, data []byte
 	}
 }
 
-// awaitDelete waits until key was deleted at or after revision from, or the
-// watch ended for a reason that the next read will show.
+// awaitDelete waits until key is deleted, at revision from or later. It also returns
+// if the watch ends for a reason that the next read will show.
 func awaitDelete(ctx context.Context, s Store, lease Lease, key string, from int64) error {
 	watch, cancel := context.WithCancel(ctx)
 	defer cancel()

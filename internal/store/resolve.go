@@ -13,14 +13,14 @@ import (
 // of a write after the caller's context has ended.
 const ResolveTime = 3 * time.Second
 
-// scanRevisions bounds how many revisions are read one by one if the key that
-// carries the id was deleted in the meantime.
+// scanRevisions limits how many revisions are read one by one if the key with the
+// write ID was deleted meanwhile.
 const scanRevisions = 256
 
-// resolve determines the outcome of an attempt whose answer was lost. The write
-// may still be in transit, so its absence counts only once one of its keys has
-// changed, after which its conditions fail. Until then the same transaction is
-// sent again.
+// resolve determines the outcome of an attempt whose answer was lost. The write may
+// still be in transit. Its absence is final only once one of its keys has changed,
+// because its conditions then fail. Until then, resolve sends the same transaction
+// again.
 func (a *attempt) resolve(ctx context.Context, s Store, cause error) (Result, bool, error) {
 	look := context.WithoutCancel(ctx)
 	look, cancel := context.WithCancel(look)
@@ -80,7 +80,7 @@ const (
 	impossible        // not applied, and its conditions can no longer hold
 )
 
-// compare compares the state in res with the attempt.
+// compare derives the outcome of the attempt from the state in res.
 func (a *attempt) compare(ctx context.Context, s Store, res Result) (outcome, error) {
 	changed := a.changed(res)
 	if a.marker == "" {
@@ -99,9 +99,9 @@ func (a *attempt) compare(ctx context.Context, s Store, res Result) (outcome, er
 	return outcome{what: undecided}, nil
 }
 
-// lookDeleted judges an attempt that only deletes. If its one key has been
-// deleted since, it counts as applied, whichever client deleted it. Several
-// deletes cannot be distinguished from those of other clients.
+// lookDeleted judges an attempt that only deletes. If its one key has been deleted
+// since, the attempt counts as applied, even if another client deleted the key.
+// Several deletes cannot be told from those of other clients.
 func (a *attempt) lookDeleted(res Result, changed bool) (outcome, error) {
 	if !changed {
 		return outcome{what: undecided}, nil
@@ -120,8 +120,8 @@ func (a *attempt) lookDeleted(res Result, changed bool) (outcome, error) {
 	return outcome{}, fmt.Errorf("cannot tell who deleted %q", op.Key)
 }
 
-// find searches for the attempt's id in the history of its marker after the
-// base, newest first. It returns 0 if it is not there.
+// find searches for the attempt's ID in the history of its marker after the attempt's
+// base, newest first. It returns the revision, or 0 if there is none.
 func (a *attempt) find(ctx context.Context, s Store, v Value, newest int64) (int64, error) {
 	for v.Exists() {
 		if v.ModRevision <= a.base {
@@ -162,15 +162,15 @@ func readAt(ctx context.Context, s Store, key string, revision int64) (Value, er
 	return page.Values[0], nil
 }
 
-// A write id is the first member of a JSON object, in exactly this form,
-// so that it is found and removed without parsing.
+// A write ID is the first member of a JSON object, in exactly this form, so that it
+// can be found and removed without parsing.
 const (
 	idPrefix = `{"w":"`
 	idLength = 26
 )
 
-// addWriteID returns data with a new id in place of the one it may have. It
-// returns false if data is not a JSON object.
+// addWriteID returns data with a new write ID, which replaces an earlier one. ok is
+// false if data is not a JSON object.
 func addWriteID(data []byte) (id string, marked []byte, ok bool) {
 	data = bytes.TrimSpace(StripWriteID(data))
 	if len(data) < 2 || data[0] != '{' {
@@ -188,7 +188,7 @@ func addWriteID(data []byte) (id string, marked []byte, ok bool) {
 	return id, append(marked, rest...), true
 }
 
-// writeID returns the id in data, or "".
+// writeID returns the write ID in data, or "".
 func writeID(data []byte) string {
 	end := len(idPrefix) + idLength
 	if len(data) < end+2 || !bytes.HasPrefix(data, []byte(idPrefix)) || data[end] != '"' || !endsMember(data[end+1:]) {
@@ -197,8 +197,8 @@ func writeID(data []byte) string {
 	return string(data[len(idPrefix):end])
 }
 
-// StripWriteID returns data without the id that Update wrote into it. Data
-// without an id is returned unchanged.
+// StripWriteID returns data without the write ID that Update added. Data without an
+// ID is returned unchanged.
 func StripWriteID(data []byte) []byte {
 	if writeID(data) == "" {
 		return data

@@ -52,9 +52,9 @@ type Store interface {
 	// pending batches are kept in memory.
 	Watch(ctx context.Context, keys Keys, from int64) <-chan Batch
 
-	// Grant creates a lease that is renewed in the background every third of ttl
-	// until Revoke. ttl is in whole seconds, at least one. ctx bounds the call,
-	// not the lease.
+	// Grant creates a lease, which is renewed in the background every third of ttl
+	// until Revoke. ttl must be whole seconds, at least one. ctx limits the call, not
+	// the lease.
 	Grant(ctx context.Context, ttl time.Duration) (Lease, error)
 }
 
@@ -96,13 +96,13 @@ func (k Keys) String() string {
 // Query specifies the keys and values of a Range.
 type Query struct {
 	Keys Keys
-	// After is where the page begins: at the first key larger than it. An empty
-	// After begins at the first key.
+	// After excludes all keys up to and including it. If empty, the page begins at
+	// the first key.
 	After string
 	// Limit is the maximum number of values in the page; 0 means no limit.
 	Limit int
-	// Revision is the revision to read at; 0 means the newest. Passing
-	// Page.Revision makes the pages of a listing one snapshot.
+	// Revision is the revision to read at; 0 means the newest. To read all pages of a
+	// listing from one snapshot, pass Page.Revision of the first page.
 	Revision int64
 	// KeysOnly omits the data.
 	KeysOnly bool
@@ -111,7 +111,7 @@ type Query struct {
 // Page is the answer to a Query, in the order of the keys.
 type Page struct {
 	Values []Value
-	// Revision is that of the store at the time of the read, or Query.Revision.
+	// Revision is the store's revision at the time of the read, or Query.Revision.
 	Revision int64
 	// More reports whether there are keys after the last one.
 	More bool
@@ -127,10 +127,10 @@ type Value struct {
 	// Data must not be modified: a store may pass the same bytes to other
 	// readers.
 	Data []byte
-	// ModRevision is the revision of the last change, CreateRevision that of the
-	// first since the key was last absent.
+	// ModRevision is the revision of the key's last change. CreateRevision is the
+	// revision at which the key was created, since it was last absent.
 	ModRevision, CreateRevision int64
-	// Version counts the changes since the key was created, from 1.
+	// Version is the number of changes since the key was created, from 1.
 	Version int64
 	Lease   LeaseID
 }
@@ -140,39 +140,39 @@ func (v Value) Exists() bool { return v.CreateRevision > 0 }
 
 // Batch is every change to the watched keys that one transaction made.
 type Batch struct {
-	// Revision is that of the transaction. A Batch without events is progress:
-	// everything up to Revision has been delivered. The store chooses when to
-	// send progress, if at all.
+	// Revision is the transaction's revision. A Batch without events only says that
+	// everything up to Revision has been delivered; the store may send such batches
+	// at any time, or never.
 	Revision int64
 	Events   []Event
-	// Err is why the watch ended: ErrCompacted (read again and watch from there)
-	// or ErrUnavailable (watch again from the revision after the last one). The
-	// channel is closed after it.
+	// Err is why the watch ended: ErrCompacted (read the keys again, and watch from
+	// there) or ErrUnavailable (watch again from the revision after the last one).
+	// The channel is closed after it.
 	Err error
 }
 
 // Event is the change of one key.
 type Event struct {
-	// Deleted means that the key was deleted. Value then has only its key and
+	// Deleted means that the key was deleted. Value then has only Key and
 	// ModRevision.
 	Deleted bool
 	Value   Value
 }
 
-// Lease expires unless it is renewed; keys put with it are deleted when it
-// ends. It is safe for concurrent use.
+// Lease is a lease in the store. It expires unless it is renewed, and the keys put
+// with it are deleted when it ends. It is safe for concurrent use.
 type Lease interface {
 	ID() LeaseID
 	// TTL is the time for which the lease outlives its last renewal.
 	TTL() time.Duration
-	// Remaining is how long the lease is certainly held if no renewal succeeds,
-	// counted from when the last successful one was sent. It is 0 if the lease
-	// is lost. Time during which the machine slept counts.
+	// Remaining returns how long the lease is certainly held if no renewal succeeds,
+	// counted from when the last successful renewal was sent; 0 if the lease is lost.
+	// Time during which the machine slept counts.
 	Remaining() time.Duration
-	// Lost is closed when the lease ended or is no longer certain: it was
-	// revoked, or its TTL passed without a renewal.
+	// Lost returns a channel that is closed when the lease has ended or is no longer
+	// certain: it was revoked, or its TTL passed without a renewal.
 	Lost() <-chan struct{}
-	// Revoke ends the lease and its renewal. Even if it fails, renewal ends and
-	// Lost is closed; the store then drops the lease TTL after the last renewal.
+	// Revoke ends the lease and its renewal, and closes Lost. If it fails, the store
+	// drops the lease one TTL after the last renewal.
 	Revoke(ctx context.Context) error
 }

@@ -18,31 +18,30 @@ const (
 	MaxKeyBytes = 1024
 )
 
-// Target is the property that a Cond checks.
+// Target is the property of a key that a Cond checks.
 type Target int
 
-// The targets. All of them are 0 for a key that does not exist.
+// The targets. Each is 0 for a key that does not exist.
 const (
 	TargetModRevision Target = iota
 	TargetCreateRevision
 )
 
-// Cond is a condition on one key: its Target equals Value.
+// Cond is a condition on one key: its Target must equal Value.
 type Cond struct {
 	Key    string
 	Target Target
 	Value  int64
 }
 
-// Unchanged returns the condition that the key still has the value v, or is
-// absent if v is.
+// Unchanged returns the condition that the key of v still has the value v; if v does
+// not exist, that the key still does not exist.
 func Unchanged(v Value) Cond { return Cond{Key: v.Key, Value: v.ModRevision} }
 
 // Absent returns the condition that key does not exist.
 func Absent(key string) Cond { return Cond{Key: key, Target: TargetCreateRevision} }
 
-// CreatedAt returns the condition that key is still the one created at
-// revision.
+// CreatedAt returns the condition that key exists and was created at revision.
 func CreatedAt(key string, revision int64) Cond {
 	return Cond{Key: key, Target: TargetCreateRevision, Value: revision}
 }
@@ -85,15 +84,16 @@ func Delete(key string) Op { return Op{Key: key, Delete: true} }
 type Txn struct {
 	If   []Cond
 	Then []Op
-	// Read are keys to read in the transaction, after Then if it was applied.
+	// Read are keys to read in the transaction: after Then has been applied, if it
+	// is.
 	Read []string
 }
 
 // Result is the result of a transaction.
 type Result struct {
 	Succeeded bool
-	// Revision is the transaction's revision if it wrote, otherwise the store's
-	// at that time.
+	// Revision is the transaction's revision if it wrote something, otherwise the
+	// store's revision at that time.
 	Revision int64
 	// Read has one Value for each key of Txn.Read, in order.
 	Read []Value
@@ -133,7 +133,7 @@ func (t Txn) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Validate returns the faults of q, as an ErrInvalid.
+// Validate returns every fault of q, as an ErrInvalid.
 func (q Query) Validate() error {
 	switch {
 	case q.Limit < 0:

@@ -22,24 +22,23 @@ func Get(ctx context.Context, s Store, key string) (Value, error) {
 	return page.Values[0], nil
 }
 
-// Update changes key by compare-and-swap. fn receives the value of the key, or
-// an absent Value. It returns the new data, nil to delete the key, and further
-// writes for the same transaction. fn is called again with fresh state each
-// time the race is lost, so it must have no side effects; its error ends the
-// update and is returned. If fn changes nothing and adds nothing, nothing is
-// written.
+// Update changes key by compare-and-swap. fn receives the value of the key, or an
+// absent Value. It returns the new data, nil to delete the key, and further writes
+// for the same transaction. If another client changes the key meanwhile, fn is called
+// again with fresh state, so it must have no side effects. An error of fn ends the
+// update and is returned. If fn changes nothing and adds nothing, nothing is written.
 //
-// The guards are conditions on other keys, usually Ownership.Guard. If one does
-// not hold, Update returns ErrLeaseLost.
+// The guards are conditions on other keys, usually Ownership.Guard. If one does not
+// hold, Update returns ErrLeaseLost.
 //
 // If the answer of the store is lost, Update determines whether the change was
-// applied, by a unique id written with it. The data, or that of one of the
-// further puts, must be a JSON object, which gets the id as its first member
-// "w". ErrAmbiguous is returned only if the outcome cannot be determined,
-// because the store stays unreachable for ResolveTime after ctx ended or the
-// history is compacted.
+// applied, by a unique ID written with it. The data, or that of one of the further
+// puts, must be a JSON object, which gets the ID as its first member "w".
+// ErrAmbiguous is returned only if the outcome cannot be determined, because the
+// store stays unreachable for ResolveTime after ctx ended or the history is
+// compacted.
 //
-// The returned Value is as fn made it, with the revision of the change.
+// The returned Value has the data as fn returned it, and the revision of the change.
 func Update(ctx context.Context, s Store, key string, fn func(old Value) ([]byte, []Op, error), guards ...Cond) (Value, error) {
 	var done Value
 	res, err := Transact(ctx, s, []string{key}, func(view []Value) ([]Op, error) {
@@ -77,16 +76,15 @@ func Update(ctx context.Context, s Store, key string, fn func(old Value) ([]byte
 
 // Done is the result of a Transact.
 type Done struct {
-	// Revision is the change's revision or, if nothing was written, the store's
-	// when the keys were read.
+	// Revision is the revision of the change. If nothing was written, it is the
+	// store's revision when the keys were read.
 	Revision int64
 	writes   []Op
 }
 
-// Transact is Update over several keys. fn receives the values of keys, all at
-// one revision and in order, and returns the writes of one transaction, which
-// is applied only if none of keys has changed since. Everything else is as with
-// Update.
+// Transact is like Update for several keys. fn receives the values of keys, all at
+// one revision and in order, and returns the writes of one transaction. The
+// transaction is applied only if none of keys has changed since.
 func Transact(ctx context.Context, s Store, keys []string, fn func(view []Value) ([]Op, error), guards ...Cond) (Done, error) {
 	if len(keys) == 0 {
 		return Done{}, fmt.Errorf("cannot transact on no keys: %w", ErrInvalid)
@@ -111,13 +109,14 @@ func Transact(ctx context.Context, s Store, keys []string, fn func(view []Value)
 	return Done{}, err
 }
 
-// attempt is one try of a transaction, based on one view of the keys it reads.
+// attempt is one attempt at a transaction, based on the values of its keys at one
+// revision.
 type attempt struct {
 	txn    Txn
-	keys   int // number of entries of txn.If and txn.Read for the keys; guards and marker follow
+	keys   int // number of leading entries of txn.If and txn.Read that are for the keys; guards and marker follow
 	base   int64
 	id     string
-	marker string // the key whose data has the id; empty if there are only deletes
+	marker string // the key whose data has the write ID; empty if there are only deletes
 }
 
 func newAttempt(keys []string, view Result, fn func([]Value) ([]Op, error), guards []Cond) (attempt, error) {
@@ -140,7 +139,7 @@ func newAttempt(keys []string, view Result, fn func([]Value) ([]Op, error), guar
 	return a, a.mark()
 }
 
-// mark puts the unique id into the first write that can carry it.
+// mark adds the write ID to the first put that can have one.
 func (a *attempt) mark() error {
 	puts := 0
 	for i, op := range a.txn.Then {
@@ -163,8 +162,8 @@ func (a *attempt) mark() error {
 	return nil
 }
 
-// run commits the attempt. If a key has changed, the result has the fresh state
-// and won is false.
+// run commits the attempt. won is false if a key has changed; the result then has the
+// fresh state.
 func (a *attempt) run(ctx context.Context, s Store) (res Result, won bool, err error) {
 	res, err = s.Commit(ctx, a.txn)
 	switch {
@@ -176,8 +175,8 @@ func (a *attempt) run(ctx context.Context, s Store) (res Result, won bool, err e
 	return res, false, a.lost(res)
 }
 
-// lost returns why the attempt was refused: nil if one of its keys changed,
-// otherwise that a guard does not hold.
+// lost returns nil if the attempt was refused because one of its keys changed, and
+// ErrLeaseLost if a guard does not hold.
 func (a *attempt) lost(res Result) error {
 	for i, c := range a.txn.If[a.keys:] {
 		if !c.Holds(res.Read[a.keys+i]) {
@@ -187,8 +186,8 @@ func (a *attempt) lost(res Result) error {
 	return nil
 }
 
-// changed reports whether one of the attempt's keys differs from what it was
-// based on, so that it can no longer be applied.
+// changed reports whether one of the attempt's keys has changed, so that the attempt
+// can no longer be applied.
 func (a *attempt) changed(res Result) bool {
 	for i, c := range a.txn.If[:a.keys] {
 		if !c.Holds(res.Read[i]) {

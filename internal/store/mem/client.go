@@ -9,7 +9,7 @@ import (
 	"lull/internal/store"
 )
 
-// Kind is the call of a Client that a Fault is requested for.
+// Kind is the kind of a call of a Client.
 type Kind string
 
 // The kinds.
@@ -22,21 +22,21 @@ const (
 	Revoke Kind = "revoke"
 )
 
-// Call is a call that is about to be made.
+// Call is a call for which a Fault may be injected.
 type Call struct {
 	Kind Kind
 	Txn  store.Txn // of a Commit
 }
 
-// Fault is the fault of one call. The zero Fault is none.
+// Fault is how one call fails. The zero Fault means no fault.
 type Fault struct {
 	// Latency passes before the call takes effect. A Commit whose context ends
 	// during it returns ErrAmbiguous and is not applied.
 	Latency time.Duration
 	// Err is returned and the call has no effect.
 	Err error
-	// LoseAnswer makes a Commit return ErrAmbiguous although it is applied: Late
-	// after the return, or before it if Late is 0.
+	// LoseAnswer makes a Commit return ErrAmbiguous although it is applied: at the
+	// return, or Late after it.
 	LoseAnswer bool
 	Late       time.Duration
 }
@@ -62,7 +62,7 @@ func (db *DB) Client() *Client {
 	}
 }
 
-// Inject makes every following call ask f for its fault; nil ends that. f is
+// Inject makes every following call ask f for its fault; a nil f ends that. f is
 // called from the goroutines of the callers.
 func (c *Client) Inject(f func(Call) Fault) {
 	c.mu.Lock()
@@ -70,8 +70,8 @@ func (c *Client) Inject(f func(Call) Fault) {
 	c.inject = f
 }
 
-// Partition makes every call fail with ErrUnavailable, and ends the watches
-// with it, until Inject is called again.
+// Partition makes every call fail with ErrUnavailable, and ends all watches with that
+// error, until Inject is called.
 func (c *Client) Partition() {
 	c.Inject(func(Call) Fault {
 		return Fault{Err: fmt.Errorf("cannot reach the store: %w", store.ErrUnavailable)}
@@ -79,7 +79,7 @@ func (c *Client) Partition() {
 	c.Disconnect()
 }
 
-// Disconnect ends the present watches with ErrUnavailable.
+// Disconnect ends all current watches with ErrUnavailable.
 func (c *Client) Disconnect() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,8 +87,8 @@ func (c *Client) Disconnect() {
 	c.cut = make(chan struct{})
 }
 
-// Close does what the end of the process does: renewals and watches stop,
-// leases are not revoked, and every later call returns ErrUnavailable.
+// Close simulates the end of the process: renewals and watches stop, leases are not
+// revoked, and every later call returns ErrUnavailable.
 func (c *Client) Close() {
 	c.Partition()
 	c.mu.Lock()
@@ -103,7 +103,7 @@ func (c *Client) Close() {
 	}
 }
 
-// enter waits and fails as the call's fault specifies.
+// enter applies the fault of a call: it waits for its latency and returns its error.
 func (c *Client) enter(ctx context.Context, call Call) (Fault, error) {
 	if ctx.Err() != nil {
 		return Fault{}, fmt.Errorf("cannot %s: %w: %w", call.Kind, store.ErrUnavailable, context.Cause(ctx))
@@ -157,7 +157,7 @@ func (c *Client) Commit(ctx context.Context, t store.Txn) (store.Result, error) 
 	if !f.LoseAnswer || len(t.Then) == 0 {
 		return c.db.commit(t)
 	}
-	// The store's result is lost with the answer, even a refusal.
+	// The answer is lost, so the result is too, even a refusal.
 	apply := func() { _, _ = c.db.commit(t) }
 	if f.Late > 0 {
 		time.AfterFunc(f.Late, apply)
@@ -201,7 +201,7 @@ func (c *Client) Grant(ctx context.Context, ttl time.Duration) (store.Lease, err
 	return l, nil
 }
 
-// renewer is the Client as seen by its leases.
+// renewer is the Renewer of a Client's leases.
 type renewer struct{ c *Client }
 
 func (r renewer) Renew(ctx context.Context, id store.LeaseID) error {

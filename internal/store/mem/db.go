@@ -1,10 +1,10 @@
-// Package mem is a store in memory, for tests. It implements the whole contract
-// of package store, with faults on demand, using only channels and timers, so
-// that it runs inside a synctest bubble.
+// Package mem is a store in memory, for tests. It implements the whole contract of
+// package store, with faults on demand. It uses only channels and timers, so that it
+// runs inside a synctest bubble.
 //
-// A DB is the store. Each process of a test has its own Client with its own
-// faults, so one can be cut off while others continue. No lock is held across a
-// channel, a timer or a call out of the package. Nothing is stored on disk.
+// A DB is the store. Each process of a test has its own Client with its own faults,
+// so one can be cut off while others continue. No lock is held across a channel, a
+// timer or a call out of the package. Nothing is written to disk.
 package mem
 
 import (
@@ -21,8 +21,8 @@ type Options struct {
 	// KeepRevisions is how many revisions automatic compaction keeps; 0 means
 	// 100,000.
 	KeepRevisions int
-	// QuotaBytes is the size of keys and data, including history, above which
-	// puts fail with ErrNoSpace; 0 means no limit.
+	// QuotaBytes is the maximum size of keys and data, including history; above it,
+	// puts fail with ErrNoSpace. 0 means no limit.
 	QuotaBytes int
 }
 
@@ -43,8 +43,8 @@ type DB struct {
 	watchers  map[*watcher]struct{}
 }
 
-// item is one key: its states since the last compaction, oldest first. A
-// state that does not exist is a deletion.
+// item is one key: its states since the last compaction, oldest first. An absent
+// state means that the key was deleted.
 type item struct{ states []store.Value }
 
 func (it *item) at(revision int64) store.Value {
@@ -96,8 +96,8 @@ func (db *DB) SetQuota(bytes int) {
 	db.opts.QuotaBytes = bytes
 }
 
-// Expire ends a lease now, whatever its TTL. Its owner does not learn of it
-// before its next renewal. It reports whether the lease existed.
+// Expire ends a lease now, whatever its TTL. Its owner notices at its next renewal.
+// Expire reports whether the lease existed.
 func (db *DB) Expire(id store.LeaseID) bool {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -195,8 +195,8 @@ func (db *DB) admit(ops []store.Op) error {
 	return nil
 }
 
-// write applies ops as the next revision, or does nothing if they change
-// nothing, and passes the changes to the watchers.
+// write applies ops as the next revision and passes the changes to the watchers. If
+// ops change nothing, it does nothing.
 func (db *DB) write(ops []store.Op) {
 	next := db.revision + 1
 	batch := store.Batch{Revision: next}
@@ -253,7 +253,7 @@ func (db *DB) record(v store.Value) {
 	db.size += len(v.Key) + len(v.Data)
 }
 
-// compact drops the states that cannot be read at revision or later.
+// compact drops the states that no read at revision or later needs.
 func (db *DB) compact(revision int64) {
 	revision = min(revision, db.revision)
 	if revision <= db.compacted {
@@ -300,15 +300,15 @@ func (db *DB) renew(id store.LeaseID) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	l := db.leases[id]
-	// A timer that has fired belongs to an expiry that is only waiting
-	// for the lock.
+	// If the timer has fired, the lease has expired and only waits for the lock.
 	if l == nil || !l.timer.Reset(l.ttl) {
 		return fmt.Errorf("cannot renew lease %x: %w", int64(id), store.ErrLeaseLost)
 	}
 	return nil
 }
 
-// endLease deletes the lease and its keys, in one revision.
+// endLease deletes a lease and its keys, in one revision. It reports whether the
+// lease existed.
 func (db *DB) endLease(id store.LeaseID) bool {
 	l := db.leases[id]
 	if l == nil {

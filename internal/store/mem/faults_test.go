@@ -36,8 +36,8 @@ func TestFaults(t *testing.T) {
 		fault   mem.Fault
 		kind    error
 		took    time.Duration
-		applied bool          // when the call returns
-		later   time.Duration // applied that much later
+		applied bool          // applied by the time the call returns
+		later   time.Duration // how long after the return it is applied
 	}{
 		{"none", mem.Fault{}, nil, 0, true, 0},
 		{"latency", mem.Fault{Latency: 2 * time.Second}, nil, 2 * time.Second, true, 0},
@@ -77,7 +77,7 @@ func TestPartition(t *testing.T) {
 		l, err := c.Grant(t.Context(), 15*time.Second)
 		errtest.None(t, err)
 		errtest.Get(store.Claim(t.Context(), c, l, "owner", nil))(t)
-		time.Sleep(time.Hour) // renewed all the while
+		time.Sleep(time.Hour) // long enough for many renewals
 		watch := c.Watch(t.Context(), store.Prefix(""), 0)
 		synctest.Wait()
 		c.Partition()
@@ -141,9 +141,9 @@ func TestHistoryIsBounded(t *testing.T) {
 	})
 }
 
-// TestLostAnswersForADay has three clients count for a simulated day with
-// random faults, among them writes that are applied after their loss was
-// reported: nothing is lost or done twice.
+// TestLostAnswersForADay has three clients increment counters for a simulated day
+// with random faults, including writes that are applied after their answer was lost.
+// It checks that no increment is lost or done twice.
 func TestLostAnswersForADay(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

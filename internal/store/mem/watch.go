@@ -7,18 +7,17 @@ import (
 	"lull/internal/store"
 )
 
-// watcher is one watch. The queue is guarded by the lock of the DB; run takes
-// batches from it and delivers them without the lock.
+// watcher is one watch. Its queue is guarded by db.mu. run takes batches from the
+// queue and delivers them without the lock.
 type watcher struct {
 	keys  store.Keys
-	next  int64 // no earlier revision is delivered
+	next  int64 // earlier revisions are not delivered
 	queue []store.Batch
 	more  chan struct{}
 	out   chan store.Batch
 }
 
-// add queues the part of b that belongs to the watch. The caller holds the lock
-// of the DB.
+// add queues the part of b that belongs to the watch. db.mu must be held.
 func (w *watcher) add(b store.Batch) {
 	if b.Revision < w.next {
 		return
@@ -39,7 +38,7 @@ func (w *watcher) add(b store.Batch) {
 	}
 }
 
-// register queues the history from w.next on and subscribes to later changes.
+// register queues the history from w.next on, and adds w to the watchers.
 func (db *DB) register(w *watcher) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()

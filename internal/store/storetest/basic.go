@@ -44,8 +44,8 @@ func testRange(t *testing.T, h Harness) {
 	}
 }
 
-// testPages lists in small pages while keys before, in and after the pages
-// change. The listing must be the state at its first page.
+// testPages lists in small pages while keys before, in and after the pages change. It
+// checks that the listing is the state at its first page.
 func testPages(t *testing.T, h Harness) {
 	var want []string
 	for i := range 30 {

@@ -11,7 +11,7 @@ import (
 	"lull/internal/store"
 )
 
-// shortTTL is the shortest possible lease; longTTL outlives a case.
+// shortTTL is the shortest possible TTL. longTTL outlasts any case.
 const (
 	shortTTL = time.Second
 	longTTL  = 60 * time.Second
@@ -44,8 +44,8 @@ func testLeaseRevoked(t *testing.T, h Harness) {
 	end(t, l)
 }
 
-// testLeaseExpired keeps a lease well beyond its TTL, and then has the store
-// end it without telling its owner.
+// testLeaseExpired checks that a lease is kept well beyond its TTL, and that its
+// owner loses it after the store has ended it silently.
 func testLeaseExpired(t *testing.T, h Harness) {
 	l := grant(t, h.Store, shortTTL)
 	defer end(t, l)
@@ -74,8 +74,8 @@ func testLeaseExpired(t *testing.T, h Harness) {
 	wantKind(t, "claim with a lost lease", err, store.ErrLeaseLost)
 }
 
-// testLeaseExpiresInUpdate ends the lease after Update has read and before
-// it writes.
+// testLeaseExpiresInUpdate checks that an Update fails if the lease ends after its
+// read and before its write.
 func testLeaseExpiresInUpdate(t *testing.T, h Harness) {
 	l := grant(t, h.Store, longTTL)
 	defer end(t, l)
@@ -115,8 +115,8 @@ func testLostRenewals(t *testing.T, h Harness) {
 	awaitGone(t, h, "a")
 }
 
-// testHandover passes a key from one owner to the next by resigning, by
-// revoking and by expiry.
+// testHandover checks that a key passes to the next owner after the previous one
+// resigns, revokes its lease or lets it expire.
 func testHandover(t *testing.T, h Harness) {
 	key := h.key("leader")
 	l := grant(t, h.Store, longTTL)
@@ -180,7 +180,8 @@ func testHandover(t *testing.T, h Harness) {
 	end(t, l)
 }
 
-// testOneOwner has 8 candidates take turns; each counts itself in and out.
+// testOneOwner has 8 candidates own a key in turn. Each counts itself in and out, to
+// check that there is only one at a time.
 func testOneOwner(t *testing.T, h Harness) {
 	var inside, turns atomic.Int32
 	parallel(t, 8, func(i int) error {

@@ -15,17 +15,17 @@ import (
 	"lull/internal/store"
 )
 
-// step is one transaction of the model: a few writes, possibly only if a key is
-// absent.
+// step is one transaction of the model: a few writes, some of them conditional on a
+// key being absent.
 type step struct {
 	ops    []store.Op
 	absent string
 }
 
-// Model runs random transactions of concurrent writers and checks, at every
-// revision, that the events of a watch, applied in order to a map, equal what
-// the keys hold. with gives each run a Harness. It may put the run into a
-// bubble, since all random choices are made before.
+// Model runs random transactions of concurrent writers. It checks, at every revision,
+// that applying the events of a watch to a map gives the content of the store. with
+// passes a Harness to each run; it may call run inside a bubble, because all random
+// choices are made before.
 func Model(t *testing.T, with func(t *testing.T, run func(Harness) error) error) {
 	names := []string{"a", "a/b", "b", "c/1", "c/2"}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -98,9 +98,9 @@ func write(ctx context.Context, h Harness, steps []step) error {
 	return nil
 }
 
-// replay applies a watch to a map until the last revision, compares the map
-// with the store at each, and returns the events. A second watch must see the
-// same events.
+// replay applies the events of a watch to a map up to revision last, compares the map
+// with the store at each revision, and returns the events. A second watch must
+// deliver the same events.
 func replay(ctx context.Context, h Harness, batches <-chan store.Batch, after, last int64, want []string) ([]string, error) {
 	state := map[string]string{}
 	var seen []string

@@ -1,10 +1,10 @@
-// Package storetest is the conformance suite of package store. Every
-// implementation passes it: mem (also in a synctest bubble), the embedded etcd,
-// and Debian's etcd-server.
+// Package storetest is the conformance suite of package store. Every implementation
+// must pass it: mem (also in a synctest bubble), the embedded etcd, and Debian's
+// etcd-server.
 //
-// A backend provides a Harness for each case. The cases wait on conditions with
-// a deadline and never assert durations, so that they pass on a slow machine.
-// They use only their own keys, so that they can share a store.
+// A backend provides a Harness for each case. The cases wait for conditions with a
+// deadline and never assert durations, so that they pass on a slow machine. They use
+// only their own keys, so that they can share a store.
 package storetest
 
 import (
@@ -24,13 +24,13 @@ type Harness struct {
 	// Store is the process under test. Other is another process on the same
 	// store, if the backend supports one.
 	Store, Other store.Store
-	// Prefix begins every key of the case.
+	// Prefix is the prefix of all keys of the case.
 	Prefix string
 	// Compact drops the history before a revision.
 	Compact func(ctx context.Context, revision int64) error
-	// Expire ends a lease in the store without telling its owner.
+	// Expire ends a lease in the store without notifying its owner.
 	Expire func(ctx context.Context, id store.LeaseID) error
-	// DropRenewals loses the renewals of Store's leases from now on.
+	// DropRenewals makes all later renewals of Store's leases get lost.
 	DropRenewals func()
 }
 
@@ -117,7 +117,7 @@ func grant(t *testing.T, s store.Store, ttl time.Duration) store.Lease {
 	return l
 }
 
-// end revokes a lease that the case may have lost.
+// end revokes a lease; it may be lost already.
 func end(t *testing.T, l store.Lease) {
 	t.Helper()
 	if err := l.Revoke(context.WithoutCancel(t.Context())); err != nil {
@@ -135,7 +135,7 @@ func await(t *testing.T, what string, ch <-chan struct{}) {
 	}
 }
 
-// next returns the next batch with events, or the last one.
+// next returns the next batch that has events or an error.
 func next(t *testing.T, batches <-chan store.Batch) store.Batch {
 	t.Helper()
 	deadline := time.After(waitLimit)
@@ -179,7 +179,7 @@ func awaitGone(t *testing.T, h Harness, name string) {
 	t.Fatalf("%q still exists", name)
 }
 
-// parallel runs f n times concurrently and reports every error.
+// parallel runs f n times concurrently and reports each error.
 func parallel(t *testing.T, n int, f func(i int) error) {
 	t.Helper()
 	errs := make([]error, n)

@@ -12,8 +12,8 @@ import (
 	"lull/internal/store"
 )
 
-// lossy loses the answers of some commits that write. plan is called for each,
-// under a lock, and returns its outcome.
+// lossy is a Store that loses the answers of some writes. plan is called for each
+// write, under a lock, and returns its outcome.
 type lossy struct {
 	store.Store
 	mu   sync.Mutex
@@ -54,7 +54,8 @@ func (l *lossy) Commit(ctx context.Context, txn store.Txn) (store.Result, error)
 	return l.Store.Commit(ctx, txn)
 }
 
-// once gives the first write that outcome and answers all others.
+// once returns a lossy store that gives the first write the outcome what, and
+// succeeds for all others.
 func once(h Harness, what writeOutcome) *lossy {
 	return &lossy{Store: h.Store, plan: func(n int) writeOutcome {
 		if n == 0 {
@@ -68,8 +69,8 @@ type counter struct {
 	N int `json:"n"`
 }
 
-// increment adds one to the counter of a key, and creates a key of its own for
-// each call that reported success.
+// increment adds one to the counter of a key. For each call that reports success it
+// also creates a key of its own.
 func increment(ctx context.Context, s store.Store, key, mark string) error {
 	_, err := store.Update(ctx, s, key, func(old store.Value) ([]byte, []store.Op, error) {
 		var c counter
@@ -160,9 +161,8 @@ func testUpdateConcurrent(t *testing.T, h Harness) {
 	wantCount(t, h, "n", writers*each)
 }
 
-// testUpdateAmbiguous loses two of three answers, in every way, under
-// contention. Each increment that is reported as done must be done exactly
-// once.
+// testUpdateAmbiguous loses two of three answers, in every way, under contention. It
+// checks that each increment reported as done was done exactly once.
 func testUpdateAmbiguous(t *testing.T, h Harness) {
 	const writers, each = 16, 8
 	s := &lossy{Store: h.Store, plan: func(n int) writeOutcome {
@@ -183,7 +183,8 @@ func testUpdateAmbiguous(t *testing.T, h Harness) {
 	}
 }
 
-// interfere applies the first write, loses its answer, and then does more.
+// interfere is a Store that applies the first write, loses its answer, and then calls
+// a function.
 type interfere struct {
 	store.Store
 	apply bool
@@ -207,8 +208,9 @@ func (i *interfere) Commit(ctx context.Context, txn store.Txn) (store.Result, er
 	return store.Result{}, fmt.Errorf("cannot hear the answer: %w", store.ErrAmbiguous)
 }
 
-// testAmbiguousOverwritten has another writer change the record, possibly with
-// the same data, before the first determines its own outcome.
+// testAmbiguousOverwritten checks an Update whose answer is lost and whose record
+// another writer changes, possibly to the same data, before the outcome is
+// determined.
 func testAmbiguousOverwritten(t *testing.T, h Harness) {
 	for i, apply := range []bool{true, false} {
 		for others := 1; others <= 4; others += 3 {
@@ -229,9 +231,8 @@ func testAmbiguousOverwritten(t *testing.T, h Harness) {
 	}
 }
 
-// testAmbiguousDeleted has another writer delete the record, and possibly
-// recreate it, after a lost answer. A record that was written must not be
-// brought back.
+// testAmbiguousDeleted checks an Update whose answer is lost and whose record another
+// writer deletes, and possibly recreates. The deleted record must not come back.
 func testAmbiguousDeleted(t *testing.T, h Harness) {
 	for i, apply := range []bool{true, false} {
 		for j, anew := range []bool{false, true} {
@@ -282,8 +283,8 @@ func testAmbiguousDelete(t *testing.T, h Harness) {
 	}
 }
 
-// testAmbiguousCompacted removes the history that would show the outcome. The
-// answer must then be unknown, not a guess.
+// testAmbiguousCompacted checks that the outcome of an Update is reported as unknown
+// if the history that would show it was removed.
 func testAmbiguousCompacted(t *testing.T, h Harness) {
 	s := &interfere{Store: h.Store, apply: true, then: func() error {
 		var last int64

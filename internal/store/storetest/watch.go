@@ -41,8 +41,9 @@ func testWatchWhole(t *testing.T, h Harness) {
 	}
 }
 
-// testWatchOrder has 8 writers, each of which writes a pair of keys in one
-// transaction, and three watches started before, during and after.
+// testWatchOrder has 8 writers that each write a pair of keys in one transaction. It
+// checks the order and completeness of three watches, started before, during and
+// after.
 func testWatchOrder(t *testing.T, h Harness) {
 	const writers, each = 8, 25
 	base := put(t, h, "start", "x")
@@ -110,7 +111,7 @@ func testWatchCompacted(t *testing.T, h Harness) {
 	last := put(t, h, "a", "last")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	// This watch starts in time, and its reader is slow. It must miss nothing.
+	// The reader of this watch is slow but must miss nothing.
 	slow := h.Store.Watch(ctx, h.all(), first)
 	if b := next(t, slow); b.Revision != first {
 		t.Fatalf("first batch at %d, want %d", b.Revision, first)
@@ -158,8 +159,8 @@ func testWatchCancelled(t *testing.T, h Harness) {
 	}
 }
 
-// testWatchProgress checks that progress, if there is any, never comes before a
-// change that it covers.
+// testWatchProgress checks that a progress batch never precedes a change that it
+// covers.
 func testWatchProgress(t *testing.T, h Harness) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -188,7 +189,8 @@ func testWatchProgress(t *testing.T, h Harness) {
 	}
 }
 
-// testFollow keeps a mirror while history is compacted under it.
+// testFollow checks that a mirror made with Follow stays correct while the history is
+// compacted.
 func testFollow(t *testing.T, h Harness) {
 	put(t, h, "seed", "0")
 	ctx, cancel := context.WithCancel(t.Context())
