@@ -1,10 +1,10 @@
 // Package bundle carries lull's helper programs (lull-shim, lull-harness) inside
-// the lull binary, so that one file is enough to install.
+// the lull binary, so that installing one file is enough.
 //
-// A binary built with the tag bundle contains each helper compressed, with its
-// checksum; make build does that. A binary built without the tag contains none.
-// Unpack never returns a file that differs from what was built. It leaves the
-// choice of another program, beside lull or named by a flag, to its caller.
+// A binary built with the tag bundle, as make build does, contains each helper
+// compressed, with its checksum. A binary built without the tag contains none.
+// Unpack never returns a file that differs from what was built. The caller
+// decides whether to use another program, beside lull or named by a flag.
 package bundle
 
 import (
@@ -30,11 +30,11 @@ func Has(name string) bool {
 	return err == nil
 }
 
-// Unpack returns the path of the helper below dir, which it creates if needed.
-// The file is written on first use and replaced when it differs from the
-// helper of this binary, as after an upgrade. The replacement is atomic: a
-// process that runs the old file keeps it. If the binary contains no such
-// helper, the error is fs.ErrNotExist.
+// Unpack returns the path of the helper below dir, which it creates if needed. It
+// writes the file at first use, and replaces it if it differs from the helper in
+// this binary, as after an upgrade. The replacement is atomic, and a process that
+// runs the old file is not affected. If the binary does not contain the helper,
+// the error is fs.ErrNotExist.
 func Unpack(dir, name string) (path string, err error) { return unpack(files, dir, name) }
 
 func unpack(from fs.FS, dir, name string) (path string, err error) {
@@ -69,7 +69,7 @@ func unpack(from fs.FS, dir, name string) (path string, err error) {
 	return path, replace(path, program)
 }
 
-// replace writes a program beside path and renames it into place.
+// replace writes a program to a temporary file and renames it to path.
 func replace(path string, program []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), ".lull-tmp-")
 	if err != nil {

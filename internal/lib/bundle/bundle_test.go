@@ -15,7 +15,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// carrying returns the files of a binary that contains program as helper.
+// carrying returns the embedded files of a binary whose helper is program.
 func carrying(t *testing.T, program string) fstest.MapFS {
 	t.Helper()
 	var b bytes.Buffer
@@ -40,8 +40,8 @@ func wants(t *testing.T, path, program string) {
 	}
 }
 
-// TestUnpack checks the first use, the second, an upgrade, and a file that was
-// damaged, lost its mode or is a leftover of something else.
+// TestUnpack checks the first and second use, an upgrade, and the repair of a
+// file that is damaged, not executable, or something else.
 func TestUnpack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data", "bin")
 	one, two := carrying(t, "#!/bin/one\n"), carrying(t, "#!/bin/two\n")
@@ -85,7 +85,7 @@ func TestUnpack(t *testing.T) {
 }
 
 // TestUnpackRefuses checks that a helper that is missing or corrupt inside the
-// binary is an error and writes nothing.
+// binary is an error, and that no file is written.
 func TestUnpackRefuses(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "bin")
 	if _, err := unpack(fstest.MapFS{}, dir, "helper"); !errors.Is(err, fs.ErrNotExist) {

@@ -30,7 +30,8 @@ func TestFor(t *testing.T) {
 	})
 }
 
-// TestBackoff rises, is bounded, and differs.
+// TestBackoff checks that backoffs increase up to their limit and that they are
+// random.
 func TestBackoff(t *testing.T) {
 	seen := map[time.Duration]bool{}
 	for n := range 100 {

@@ -1,5 +1,5 @@
-// Package elfcheck checks that a program runs without a loader and libraries,
-// as in a guest that has booted with nothing else.
+// Package elfcheck checks that a program runs without a dynamic loader and
+// libraries, as in a guest that has booted with nothing else.
 package elfcheck
 
 import (

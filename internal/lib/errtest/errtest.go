@@ -1,8 +1,8 @@
-// Package errtest ends a test at an error that it does not expect.
+// Package errtest ends a test when an unexpected error occurs.
 package errtest
 
-// fataler is a test, benchmark or fuzz target, or what acts as one. If it has a
-// method Helper, the test's output names the line of the caller.
+// fataler is a test, benchmark or fuzz target, or a type that acts as one. If it
+// has a method Helper, the test's output names the caller's line.
 type fataler interface{ Fatal(args ...any) }
 
 // None ends the test if err is not nil.
@@ -16,8 +16,8 @@ func None(t fataler, err error) {
 	t.Fatal(err)
 }
 
-// Get returns a function that returns v or, if err is not nil, ends its test. It
-// takes the results of a call: errtest.Get(os.Open(name))(t).
+// Get returns a function that returns v or, if err is not nil, ends the test it
+// is given. It wraps a call with two results: errtest.Get(os.Open(name))(t).
 func Get[T any](v T, err error) func(t fataler) T {
 	return func(t fataler) T {
 		if h, ok := t.(interface{ Helper() }); ok {

@@ -1,6 +1,6 @@
-// Package fdstore keeps open files that are rarely needed without using up the
-// process's descriptors. They wait, as messages with descriptors do, in the queues
-// of socket pairs, each of which has room for many.
+// Package fdstore keeps open files that are rarely needed without using a
+// descriptor of the process for each. The files wait in the queues of socket
+// pairs, as descriptors in messages, and each queue has room for many.
 package fdstore
 
 import (
@@ -15,7 +15,7 @@ import (
 // concurrent use.
 type Store struct {
 	mu     sync.Mutex
-	drawer *drawer // where the next file goes; nil for none
+	drawer *drawer // receives the next file; nil for none
 }
 
 // File is one kept file.
@@ -23,7 +23,7 @@ type File struct {
 	s *Store
 
 	// Guarded by s.mu.
-	fd     int     // of a file that is in no drawer; otherwise -1
+	fd     int     // descriptor if the file is in no drawer; otherwise -1
 	in     *drawer // nil for none
 	closed bool
 }
@@ -34,13 +34,13 @@ type drawer struct {
 	files   []*File
 }
 
-// most bounds the files of one drawer, and so what it costs to close one. A message
-// takes less than 1 KiB of a queue that has at least 200.
+// most bounds the files of one drawer, and with them the cost of closing one. A
+// message takes less than 1 KiB of the queue, which has at least 200 KiB.
 const most = 32
 
-// Put takes ownership of fd and keeps its file. A unix socket keeps fd, because the
-// kernel looks through queues for cycles of those. So does a file for which the
-// kernel allows no room, which does not happen to root.
+// Put takes ownership of fd and keeps its file. A unix socket stays an open
+// descriptor, because the kernel searches queues with unix sockets for cycles. So
+// does a file for which the kernel has no room, which does not happen to root.
 func (s *Store) Put(fd int) *File {
 	f := &File{s: s, fd: -1}
 	s.mu.Lock()
@@ -54,7 +54,8 @@ func (s *Store) Put(fd int) *File {
 	return f
 }
 
-// putLocked adds the file of fd, which stays open.
+// putLocked puts a duplicate of fd into a drawer for f. The caller holds s.mu and
+// still owns fd.
 func (s *Store) putLocked(f *File, fd int) error {
 	d := s.drawer
 	if d == nil {
@@ -83,7 +84,7 @@ func (d *drawer) put(f *File, fd int) error {
 	return nil
 }
 
-// endLocked closes the drawer if it is empty.
+// endLocked closes d if it is empty. The caller holds s.mu.
 func (s *Store) endLocked(d *drawer) {
 	if len(d.files) > 0 {
 		return
@@ -94,7 +95,7 @@ func (s *Store) endLocked(d *drawer) {
 	_, _ = unix.Close(d.in), unix.Close(d.out)
 }
 
-// Open returns a descriptor of the file, close-on-exec. The caller closes it.
+// Open returns a new descriptor of the file, close-on-exec. The caller closes it.
 func (f *File) Open() (int, error) {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -108,8 +109,8 @@ func (f *File) Open() (int, error) {
 	return fd, os.NewSyscallError("fcntl", err)
 }
 
-// open returns a descriptor of the file at index n. A peek takes a duplicate of what
-// is in the message.
+// open returns a new descriptor of the file at index n. Peeking at the message
+// makes the kernel duplicate the descriptor.
 func (d *drawer) open(n int) (int, error) {
 	if err := unix.SetsockoptInt(d.out, unix.SOL_SOCKET, unix.SO_PEEK_OFF, n); err != nil {
 		return -1, os.NewSyscallError("setsockopt", err)
@@ -129,11 +130,11 @@ func (d *drawer) open(n int) (int, error) {
 			return fds[0], nil
 		}
 	}
-	return -1, os.NewSyscallError("recvmsg", unix.EMFILE) // the kernel leaves out what it has no descriptor for
+	return -1, os.NewSyscallError("recvmsg", unix.EMFILE) // the kernel omits descriptors for which the process has no room
 }
 
-// Close closes the file. If this process has no descriptor left, that can wait for
-// the next Close.
+// Close closes the file. If this process has no free descriptor, the file may
+// stay open until a later Close.
 func (f *File) Close() {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -149,7 +150,8 @@ func (f *File) Close() {
 	_ = unix.Close(f.fd)
 }
 
-// sweep removes the closed files. Those before them move to the end of the queue.
+// sweep removes the closed files from the queue. Files before them move to its
+// end.
 func (d *drawer) sweep() {
 	for {
 		at := slices.IndexFunc(d.files, func(f *File) bool { return f.closed })
@@ -175,7 +177,7 @@ func (d *drawer) sweep() {
 // discard removes the first file from the queue.
 func (d *drawer) discard() *File {
 	var b [1]byte
-	_, _ = unix.Read(d.out, b[:]) // the message is there
+	_, _ = unix.Read(d.out, b[:]) // does not block: the message is there
 	f := d.files[0]
 	d.files = slices.Delete(d.files, 0, 1)
 	return f

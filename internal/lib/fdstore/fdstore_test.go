@@ -10,8 +10,9 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// TestStore keeps, opens and closes pipes at random. What is opened is the file
-// that was kept, only kept files stay open, and few descriptors are needed.
+// TestStore keeps, opens and closes pipes at random. It checks that an opened
+// file is the one that was kept, that only kept files stay open, and that few
+// descriptors are used.
 func TestStore(t *testing.T) {
 	r := scaletest.Random(t)
 	var s Store
@@ -19,7 +20,7 @@ func TestStore(t *testing.T) {
 		f     *File
 		inode uint64
 	}
-	// Drawers are not refilled, so they may have few files each.
+	// Drawers are not refilled, so some have few files.
 	const seldom = 8
 	var all []kept
 	before := open(t)
@@ -45,7 +46,7 @@ func TestStore(t *testing.T) {
 		default:
 			at := r.IntN(len(all))
 			all[at].f.Close()
-			all[at].f.Close() // does nothing
+			all[at].f.Close() // a second Close does nothing
 			if _, err := all[at].f.Open(); !errors.Is(err, os.ErrClosed) {
 				t.Fatalf("opened a closed file: %v", err)
 			}
@@ -63,8 +64,8 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// TestClosedFilesEnd checks that a file has ended when Close returns, and no other
-// one has.
+// TestClosedFilesEnd checks that a file is really closed when Close returns, and
+// that all others are still open.
 func TestClosedFilesEnd(t *testing.T) {
 	var s Store
 	r := scaletest.Random(t)
@@ -89,7 +90,7 @@ func TestClosedFilesEnd(t *testing.T) {
 	}
 }
 
-// A unix socket keeps its descriptor.
+// TestUnixSocket checks that a unix socket keeps an open descriptor and works.
 func TestUnixSocket(t *testing.T) {
 	var s Store
 	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -9,25 +9,25 @@ import (
 	"sync"
 )
 
-// Ports are below those that the kernel assigns to outgoing connections (32768
-// and up). Otherwise a client of another test could use one while its program
-// is down.
+// Ports are chosen below those that the kernel assigns to outgoing connections
+// (32768 and up). Otherwise a client of another test could get a program's port
+// while the program is down.
 const (
 	first  = 10000
-	size   = 200 // of a block, which one process has for itself
+	size   = 200 // ports in a block; one process uses a block alone
 	blocks = 109
 )
 
 var (
 	mu   sync.Mutex
-	mine []int          // first ports of the blocks of this process
-	held []net.Listener // hold them until the process ends
-	used int            // ports returned from them, or found in use
+	mine []int          // first ports of this process's blocks
+	held []net.Listener // sockets that reserve the blocks until the process ends
+	used int            // ports of the blocks that were returned or found in use
 )
 
-// Take returns an unused port. It returns no port twice in one process before
-// it has returned all of them, and none that it returns in another process that
-// runs at the same time.
+// Take returns an unused port. Within a process it returns a port again only
+// after it has returned all others. Processes that run at the same time never get
+// the same port.
 func Take() (int, error) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -47,8 +47,8 @@ func Take() (int, error) {
 	return 0, fmt.Errorf("cannot find a free port from %d to %d", first, first+blocks*size-1)
 }
 
-// reserve adds a block that no other process has. An abstract socket stands for
-// it, which ends with its process. The caller holds mu.
+// reserve adds a block that no other process has. An abstract unix socket, which
+// ends with its process, reserves the block. The caller holds mu.
 func reserve() bool {
 	from := rand.IntN(blocks)
 	for n := range blocks {
@@ -61,9 +61,9 @@ func reserve() bool {
 	return false
 }
 
-// free reports whether port is free on every address and on the loopback, of
-// both families: a listener on a single address does not conflict with the
-// others.
+// free reports whether port is free on every address and on the loopback, for
+// both families. Both must be checked, because a listener on one address does not
+// conflict with listeners on others.
 func free(port int) bool {
 	for _, host := range []string{"0.0.0.0", "127.0.0.1", "::", "::1"} {
 		network := "tcp4"

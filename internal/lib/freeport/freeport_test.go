@@ -11,7 +11,7 @@ import (
 
 func TestNoPortTwice(t *testing.T) {
 	seen := map[int]bool{}
-	for range 450 { // of three blocks
+	for range 450 { // uses up three blocks
 		p, err := freeport.Take()
 		if err != nil || seen[p] {
 			t.Fatalf("Take() = %d, %v after %d others", p, err, len(seen))
@@ -20,7 +20,8 @@ func TestNoPortTwice(t *testing.T) {
 	}
 }
 
-// TestOtherProcess checks that no other process can have the block of a port.
+// TestOtherProcess checks that another process cannot reserve the block of a
+// returned port.
 func TestOtherProcess(t *testing.T) {
 	p, err := freeport.Take()
 	errtest.None(t, err)

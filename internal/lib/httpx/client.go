@@ -34,9 +34,9 @@ type Client struct {
 	limit int64 // maximum size of an answer; 0 means maxAnswer
 }
 
-// Unix returns a client whose connections all go to the socket at path. It
-// keeps none open: a new one costs nothing, and a restart of the daemon in
-// between causes no error.
+// Unix returns an HTTP client that connects to the socket at path. It keeps no
+// connection open: a new one costs little, and a restart of the daemon between
+// two requests causes no error.
 func Unix(path string) *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -49,10 +49,10 @@ func Unix(path string) *http.Client {
 type Request struct {
 	Method string
 	Path   string    // begins with a slash
-	In     any       // sent as JSON unless nil
+	In     any       // sent as it is instead of In; the request is then not repeated
 	Body   io.Reader // sent unchanged instead of In; such a request is not repeated
 	Header http.Header
-	Once   bool // sent only once, and without an Idempotency-Key
+	Once   bool // send only once, and without an Idempotency-Key
 }
 
 // UnreachableError means that no server answers at an address.
@@ -68,8 +68,9 @@ func (e *UnreachableError) Error() string {
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
 // Open sends a request and returns the response with its body, which the caller
-// reads and closes. ctx covers the whole exchange. Errors: *Problem for an
-// error response, *UnreachableError if no connection was made.
+// reads and closes. ctx covers the whole exchange, including the body. The error
+// is a *Problem for an error response, or a *UnreachableError if no connection
+// was made.
 func (c *Client) Open(ctx context.Context, r Request) (*http.Response, error) {
 	var body []byte
 	if r.In != nil {
@@ -123,8 +124,8 @@ func (c *Client) send(ctx context.Context, r Request, body []byte, key string) (
 	return c.HTTP.Do(req)
 }
 
-// Do sends a request, decodes the response into out unless that is nil, and
-// returns the status. It returns the same errors as Open.
+// Do sends a request, decodes the response into out unless out is nil, and
+// returns the status. Its errors are those of Open.
 func (c *Client) Do(ctx context.Context, r Request, out any) (status int, err error) {
 	res, err := c.Open(ctx, r)
 	if err != nil {

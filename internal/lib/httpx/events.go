@@ -9,17 +9,17 @@ import (
 )
 
 // Event is one server-sent event. Unlike in a browser, an event without an id
-// has none, and an event without data is delivered: its id marks the position
-// in the stream.
+// does not inherit one, and an event without data is delivered, because its id
+// marks a position in the stream.
 type Event struct {
 	ID   string
 	Name string
-	Data []byte // lines are joined by newlines
+	Data []byte // data lines, joined by newlines
 }
 
-// ReadEvents reads server-sent events. It skips comments, fields of other
-// names, and an unfinished event at the end of a truncated stream. An event of
-// more than limit bytes ends it with an error.
+// ReadEvents reads server-sent events from r. It skips comments, unknown fields,
+// and an unfinished event at the end of the stream. An event of more than limit
+// bytes ends the iteration with an error.
 func ReadEvents(r io.Reader, limit int) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		scan := bufio.NewScanner(r)

@@ -24,7 +24,8 @@ import (
 
 var _ task.Task = (*Server)(nil)
 
-// bubble runs a server and a client on a network in memory.
+// bubble runs use with a server and a client on an in-memory network, in a
+// synctest bubble.
 func bubble(t *testing.T, h http.Handler, use func(ctx context.Context, c *Client, stop func() error)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &memnet.Network{}
@@ -122,8 +123,8 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// TestTries checks that a request whose connection breaks is sent again under
-// one key, that one that must not be repeated is not, and that an unreachable
+// TestTries checks that a request whose connection breaks is sent again with the
+// same key, that a request with Once or a Body is not, and that an unreachable
 // server is reported as such.
 func TestTries(t *testing.T) {
 	var keys []string
@@ -149,7 +150,7 @@ func TestTries(t *testing.T) {
 		keys = nil
 		bubble(t, h, func(ctx context.Context, c *Client, stop func() error) {
 			c.Tries = tc.tries
-			c.HTTP.Transport.(*http.Transport).DisableKeepAlives = true // or net/http tries a GET again by itself
+			c.HTTP.Transport.(*http.Transport).DisableKeepAlives = true // otherwise net/http itself repeats a GET
 			_, err := c.Do(ctx, tc.r, nil)
 			if len(keys) != tc.sent || (err == nil) != (tc.sent == 3) || (keys[0] != "") != tc.keyed {
 				t.Errorf("%+v: keys %q, %v", tc.r, keys, err)
@@ -168,7 +169,8 @@ func TestTries(t *testing.T) {
 	}
 }
 
-// TestUnixSocket checks that the server can identify its caller.
+// TestUnixSocket checks that a handler can identify its caller over a unix
+// socket.
 func TestUnixSocket(t *testing.T) {
 	dir, err := os.MkdirTemp("", "httpx-")
 	errtest.None(t, err)
@@ -201,8 +203,8 @@ func TestUnixSocket(t *testing.T) {
 	}
 }
 
-// TestGrace checks that a request that finishes in time succeeds, and that a
-// slower one is cut off.
+// TestGrace checks that a request that ends within the grace period succeeds, and
+// that a slower one is cut off.
 func TestGrace(t *testing.T) {
 	for _, tc := range []struct {
 		takes time.Duration
@@ -226,7 +228,7 @@ func TestGrace(t *testing.T) {
 			if err := stop(); err != nil {
 				t.Error(err)
 			}
-			// Shutdown polls, with a pause that doubles up to half a second.
+			// Shutdown polls at intervals that double up to half a second.
 			if err := <-got; (err == nil) != tc.well || time.Since(begun) > grace+time.Second {
 				t.Errorf("%v: %v after %v", tc.takes, err, time.Since(begun))
 			}

@@ -7,11 +7,11 @@ import (
 	"sync"
 )
 
-// Lists returns v with every nil slice and map that encoding/json would write
-// as null replaced by an empty one, so that clients can read a list without
-// checking it first. Fields with omitempty stay omitted, and byte slices and
-// types with their own MarshalJSON stay as they are. v is not modified: what
-// must change is copied. A v without nil slices is returned as it is.
+// Lists returns v with every nil slice and map that encoding/json would write as
+// null replaced by an empty one, so that clients need not check for null. Fields
+// with omitempty stay omitted, and byte slices and types with their own
+// MarshalJSON are unchanged. v is not modified: parts that must change are
+// copied. If nothing must change, v itself is returned.
 func Lists(v any) any {
 	if v == nil {
 		return nil
@@ -28,7 +28,8 @@ var (
 	holders   sync.Map // bool by reflect.Type: whether values of the type can contain a list
 )
 
-// opaque reports whether encoding/json does not write the members of t itself.
+// opaque reports whether encoding/json does not encode the members of t itself,
+// because t has its own encoding.
 func opaque(t reflect.Type) bool {
 	return t.Implements(marshaler) || reflect.PointerTo(t).Implements(marshaler)
 }
@@ -65,8 +66,9 @@ func findsLists(t reflect.Type, seen map[reflect.Type]bool) bool {
 	return false
 }
 
-// encoded reports whether encoding/json writes a field's empty list. It never
-// writes unexported fields, and omitzero would make an empty list appear.
+// encoded reports whether encoding/json would write the field's empty list. It
+// never writes unexported fields. A field with omitzero is left alone too,
+// because an empty list is not zero and would appear.
 func encoded(f reflect.StructField) bool {
 	tag := f.Tag.Get("json")
 	return (f.IsExported() || f.Anonymous) && tag != "-" && !strings.Contains(tag, ",omitzero")
@@ -123,8 +125,8 @@ func withLists(v reflect.Value) reflect.Value {
 	return out
 }
 
-// fillLists does what withLists does, but in place. v must be a copy; what it
-// refers to is not modified.
+// fillLists does in place what withLists does to a copy. v must be a shallow
+// copy; what it points to is not modified.
 func fillLists(v reflect.Value) {
 	if !lacksList(v) {
 		return

@@ -26,8 +26,8 @@ type tree struct {
 	hidden []string
 }
 
-// TestLists replaces every nil list that would be written as null, at any
-// depth, and leaves the value it was given alone.
+// TestLists checks that every nil list that would be written as null is replaced,
+// at any depth, and that the given value is not modified.
 func TestLists(t *testing.T) {
 	in := tree{Kids: []*tree{{}, nil}, ByName: map[string]leaf{"a": {}}, Any: []leaf{{Names: []string{"x"}}, {}}}
 	got, err := json.Marshal(httpx.Lists(in))

@@ -19,7 +19,7 @@ type Problem struct {
 	Errors []Fault `json:"errors,omitempty"`
 }
 
-// Fault is one fault of a request and its location, or one reason against it
+// Fault is one fault of a request and its location, or one reason for a refusal
 // and its code.
 type Fault struct {
 	Message  string `json:"message"`
@@ -35,14 +35,14 @@ func NewProblem(status int, code, sentence string) *Problem {
 // TypeOf returns the type of a problem with a code.
 func TypeOf(code string) string { return codes + code }
 
-// Code returns the code that programs use, or "".
+// Code returns the problem's code, for programs; "" if it has none.
 func (p *Problem) Code() string {
 	code, _ := strings.CutPrefix(p.Type, codes)
 	return code
 }
 
-// Error returns the sentence, followed by the faults that it does not mention,
-// with the field if the caller caused them.
+// Error returns the sentence, followed by the faults that it does not mention. A
+// fault of the caller's input has its field.
 func (p *Problem) Error() string {
 	s := p.Detail
 	if s == "" {

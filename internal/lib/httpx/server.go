@@ -1,10 +1,10 @@
-// Package httpx contains what lull's HTTP APIs share: a client for URLs and
-// unix sockets, problem documents (RFC 9457) as errors, a reader of server-sent
-// events, and a server with limits that knows its unix peers.
+// Package httpx contains the common parts of lull's HTTP APIs: a client for URLs
+// and unix sockets, problem documents (RFC 9457) as errors, a reader of
+// server-sent events, and a server with limits that identifies its unix peers.
 //
-// It guarantees that every response is read with a bound, that an error
-// response is an error with status and code, that a peer that stalls is
-// disconnected, and that a stopping server gives requests a grace period.
+// It guarantees that the size of every response read is bounded, that an error
+// response is returned as an error with status and code, that a peer that stalls
+// is disconnected, and that a stopping server gives requests a grace period.
 // Routing, access rules and API documents are up to the caller: a Server takes
 // any http.Handler.
 package httpx
@@ -26,15 +26,15 @@ import (
 
 // The limits of a server.
 const (
-	requestLimit = 30 * time.Second // to read a request, and to write its response
+	requestLimit = 30 * time.Second // for reading a request, and for writing its response
 	headerLimit  = 10 * time.Second
 	idleLimit    = 2 * time.Minute // between the requests of a connection
 	grace        = 5 * time.Second // for requests to end when the server stops
 	maxHeader    = 64 << 10        // bytes
 )
 
-// Server serves a listener until its context ends. Set the fields before Run; a
-// Server runs once. It implements task.Task.
+// Server serves a listener until its context ends. Set the fields before Run. A
+// Server can run only once. It implements task.Task.
 type Server struct {
 	Name     string       // for errors and logs
 	Listener net.Listener // owned by Run, which closes it
@@ -47,7 +47,7 @@ type Server struct {
 
 func (s *Server) init() { s.once.Do(func() { s.ready = make(chan struct{}) }) }
 
-// Ready returns a channel that is closed when connections are accepted.
+// Ready returns a channel that is closed once connections are accepted.
 func (s *Server) Ready() <-chan struct{} {
 	s.init()
 	return s.ready
@@ -55,9 +55,9 @@ func (s *Server) Ready() <-chan struct{} {
 
 func (s *Server) String() string { return s.Name }
 
-// Run serves until ctx ends, then waits for requests for the grace period. It
-// returns nil if it stopped because ctx ended, even if it had to cut requests
-// off.
+// Run serves until ctx ends, then waits up to the grace period for requests to
+// end. It returns nil if it stopped because ctx ended, even if it cut off
+// requests.
 func (s *Server) Run(ctx context.Context) error {
 	s.init()
 	log := s.Log
@@ -89,8 +89,8 @@ func (s *Server) Run(ctx context.Context) error {
 	defer done()
 	if err := srv.Shutdown(last); err != nil {
 		log.Warn("requests were cut off", "server", s.Name)
-		// Close first: a handler that returns early because its context ended
-		// would otherwise answer 200.
+		// Close before the context ends: a handler that returns early because its
+		// context ended would otherwise answer 200.
 		srv.Close()
 		cancel()
 	}
@@ -102,14 +102,15 @@ func (s *Server) Run(ctx context.Context) error {
 
 type peerKey struct{}
 
-// PeerOf returns the peer of the unix socket that a request came over. It
-// returns false for TCP, and if the kernel did not identify the peer.
+// PeerOf returns the peer of the unix socket over which a request came. ok is
+// false for TCP, and if the kernel did not identify the peer.
 func PeerOf(ctx context.Context) (unixsock.Peer, bool) {
 	p, ok := ctx.Value(peerKey{}).(unixsock.Peer)
 	return p, ok
 }
 
-// WithPeer is the ConnContext of a server whose handlers call PeerOf or UserOf.
+// WithPeer is used as the ConnContext of a server whose handlers call PeerOf or
+// UserOf.
 func WithPeer(ctx context.Context, c net.Conn) context.Context {
 	if u, ok := c.(*net.UnixConn); ok {
 		if p, err := unixsock.PeerOf(u); err == nil {
@@ -119,8 +120,8 @@ func WithPeer(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// UserOf returns the name of the user at the other end of the unix socket that
-// a request came over; empty if PeerOf returns false.
+// UserOf returns the name of the user at the other end of the unix socket over
+// which a request came; "" if PeerOf returns false.
 func UserOf(ctx context.Context) string {
 	p, ok := PeerOf(ctx)
 	if !ok {

@@ -1,11 +1,11 @@
 // Package humax contains the common rules of lull's huma routes.
 //
-// It guarantees that no response has null in place of a list, and that a
-// request is checked before its route runs. A body on a route that takes none,
-// a body that is not JSON, and a repeated, unknown or malformed query parameter
-// are refused with 422 and the name of the fault. A client that stops sending
-// its body is disconnected after BodyTimeout with 408. Access rules and the
-// meaning of the fields are up to the APIs.
+// It guarantees that no response has null in place of a list, and that a request
+// is checked before its route runs. A body on a route that takes none, a body
+// that is not JSON, and a repeated, unknown or malformed query parameter are
+// refused with 422 and the name of the fault. A client that stops sending its
+// body is disconnected with 408 after BodyTimeout. Access rules and the meaning
+// of the fields are up to the APIs.
 package humax
 
 import (
@@ -32,7 +32,7 @@ const BodyTimeout = 10 * time.Second
 // OpenAPI document is at /openapi.json unless the caller changes that.
 func Config(title, version string) huma.Config {
 	cfg := huma.DefaultConfig(title, version)
-	cfg.CreateHooks = nil // no $schema member in responses: objects contain only their own fields
+	cfg.CreateHooks = nil // no $schema member in responses
 	cfg.RejectUnknownQueryParameters = true
 	cfg.Transformers = append(cfg.Transformers, func(_ huma.Context, _ string, v any) (any, error) {
 		if _, problem := v.(error); problem {
@@ -43,8 +43,8 @@ func Config(title, version string) huma.Config {
 	return cfg
 }
 
-// Strict is the middleware that checks requests. It replaces the body of a
-// request by one that has been read, so it must come after authorization.
+// Strict is the middleware that checks requests. It reads the body of a request
+// and replaces it, so it must come after authorization.
 func Strict(ctx huma.Context, next func(huma.Context)) {
 	r, w := humago.Unwrap(ctx)
 	if p := badQuery(ctx.Operation(), r.URL.RawQuery); p != nil {
@@ -57,7 +57,7 @@ func Strict(ctx huma.Context, next func(huma.Context)) {
 	}
 	body, p := readBody(ctx.Operation(), r, w)
 	if p != nil {
-		w.Header().Set("Connection", "close") // the rest of the body is not read
+		w.Header().Set("Connection", "close") // the rest of the body was not read
 		httpx.WriteProblem(w, p)
 		return
 	}
@@ -66,8 +66,8 @@ func Strict(ctx huma.Context, next func(huma.Context)) {
 	next(humago.NewContext(ctx.Operation(), again, bodyRead{w}))
 }
 
-// bodyRead is the writer of a request whose body has been read. A read deadline
-// would only cancel a request that takes longer.
+// bodyRead is the ResponseWriter of a request whose body has been read. It has no
+// read deadline, because that would only cancel a request that takes longer.
 type bodyRead struct{ http.ResponseWriter }
 
 func (w bodyRead) Unwrap() http.ResponseWriter { return w.ResponseWriter }
@@ -85,8 +85,9 @@ func invalid(detail, where, message string) *httpx.Problem {
 	return fault(http.StatusUnprocessableEntity, "invalid", detail, where, message)
 }
 
-// badQuery finds what net/url would silently drop: pairs that cannot be
-// decoded, and all but the first value of a parameter that takes one.
+// badQuery returns a problem for the parts of a query that net/url would silently
+// drop: pairs that cannot be decoded, and repeated values of a parameter that
+// takes one.
 func badQuery(op *huma.Operation, raw string) *httpx.Problem {
 	q, err := url.ParseQuery(raw)
 	if err != nil {
@@ -105,8 +106,8 @@ func badQuery(op *huma.Operation, raw string) *httpx.Problem {
 	return nil
 }
 
-// readBody reads the body of a request for op, or returns why it cannot be
-// used.
+// readBody reads the body of a request for op, or returns a problem if it cannot
+// be used.
 func readBody(op *huma.Operation, r *http.Request, w http.ResponseWriter) ([]byte, *httpx.Problem) {
 	none := op.RequestBody == nil
 	if none && r.ContentLength > 0 {
@@ -125,14 +126,14 @@ func readBody(op *huma.Operation, r *http.Request, w http.ResponseWriter) ([]byt
 	if none {
 		most = 0
 	}
-	// A transport without deadlines is that of a test, which ends by itself.
+	// A transport without deadlines is a test's, which ends by itself.
 	conn := http.NewResponseController(w)
 	if err := conn.SetReadDeadline(time.Now().Add(BodyTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return nil, httpx.NewProblem(http.StatusInternalServerError, "internal", err.Error())
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, most+1))
 	if err == nil {
-		_ = conn.SetReadDeadline(time.Time{}) // net/http keeps reading, and would cancel the request at the deadline
+		_ = conn.SetReadDeadline(time.Time{}) // remove the deadline: net/http keeps reading and would cancel the request when it passes
 	}
 	large := new(http.MaxBytesError)
 	switch {
@@ -157,7 +158,7 @@ func readBody(op *huma.Operation, r *http.Request, w http.ResponseWriter) ([]byt
 	return body, nil
 }
 
-// notJSON returns where a body stops being one JSON value; empty if it is one.
+// notJSON describes where body stops being a single JSON value; "" if it is one.
 func notJSON(body []byte) string {
 	var v any
 	err := json.Unmarshal(body, &v)
@@ -171,8 +172,8 @@ func notJSON(body []byte) string {
 	return err.Error()
 }
 
-// NeverNull declares in the document that lists in answers are never null: huma
-// considers any slice nullable. Schemas also used by requests are unchanged.
+// NeverNull declares in the document that lists in responses are never null; huma
+// considers any slice nullable. It does not change schemas that requests use too.
 // Call it once, after all routes are registered.
 func NeverNull(doc *huma.OpenAPI) {
 	asked := map[*huma.Schema]bool{}
@@ -205,7 +206,7 @@ func NeverNull(doc *huma.OpenAPI) {
 	}
 }
 
-// walk adds s and every schema that it refers to.
+// walk adds s and every schema that it refers to to the set to.
 func walk(doc *huma.OpenAPI, s *huma.Schema, to map[*huma.Schema]bool) {
 	if s == nil || to[s] {
 		return

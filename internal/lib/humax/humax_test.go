@@ -19,8 +19,8 @@ import (
 	"lull/internal/lib/memnet"
 )
 
-// TestStalledBody checks that a client that announces a body and does not send
-// it is answered immediately if no body is needed, and after BodyTimeout
+// TestStalledBody checks that a client that announces a body and does not send it
+// is answered immediately if the route takes no body, and after BodyTimeout
 // otherwise.
 func TestStalledBody(t *testing.T) {
 	for name, c := range map[string]struct {

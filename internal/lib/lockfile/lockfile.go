@@ -1,5 +1,5 @@
-// Package lockfile keeps a second process out of a directory. The kernel
-// releases the lock when its process ends, however that ends.
+// Package lockfile keeps a second process out of a directory. The kernel releases
+// the lock when its process ends, in whatever way.
 package lockfile
 
 import (
@@ -15,7 +15,7 @@ import (
 )
 
 // Patience is how long Take waits for a killed process to release its lock. The
-// kernel first frees the memory of the process, which may be large.
+// kernel frees the memory of the process first, which may take long.
 const Patience = 5 * time.Second
 
 const again = 10 * time.Millisecond
@@ -33,10 +33,10 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("%s is locked by process %d", e.Path, e.PID)
 }
 
-// Take locks the file at path, creating it if needed, and writes the id of this
-// process into it. Closing the file unlocks it. Take waits up to Patience for a
-// process that is ending or unknown. Otherwise it returns a *HeldError with the
-// holder.
+// Take locks the file at path, creating it if needed, and writes the ID of this
+// process into it. Closing the file unlocks it. If another process has the lock
+// and is not ending, Take returns a *HeldError that names it. If that process is
+// ending or unknown, Take first waits up to Patience.
 func Take(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -58,7 +58,7 @@ func Take(path string) (*os.File, error) {
 	if err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
-	if errors.Is(err, unix.ENOSPC) { // the holder is then not recorded
+	if errors.Is(err, unix.ENOSPC) { // the file then does not name the holder
 		err = nil
 	}
 	if err != nil {
@@ -67,10 +67,10 @@ func Take(path string) (*os.File, error) {
 	return f, nil
 }
 
-// holder returns the process whose id is in the file; 0 if none.
+// holder returns the process ID in the file; 0 if there is none.
 func holder(f *os.File) int {
 	b := make([]byte, 20)
-	n, _ := f.ReadAt(b, 0) // used only for the error
+	n, _ := f.ReadAt(b, 0) // only for the error message
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n])))
 	if err != nil || pid <= 0 {
 		return 0
@@ -78,11 +78,11 @@ func holder(f *os.File) int {
 	return pid
 }
 
-// pfExiting is the flag of a task that exits (linux/sched.h).
+// pfExiting is the kernel's flag of a task that is exiting (linux/sched.h).
 const pfExiting = 0x4
 
-// ending reports whether a process has ended, or was killed and is about to
-// end. Without /proc it returns false for a process that exists.
+// ending reports whether a process has ended, or was killed and is about to end.
+// Without /proc it returns false for a process that exists.
 func ending(pid int) bool {
 	if errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 		return true
@@ -91,7 +91,7 @@ func ending(pid int) bool {
 	if err != nil {
 		return false
 	}
-	// The fields after the name: state ppid pgrp session tty tpgid flags.
+	// The fields after the name are: state ppid pgrp session tty tpgid flags.
 	stat := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 	if len(stat) < 7 {
 		return false

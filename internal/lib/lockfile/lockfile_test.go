@@ -13,7 +13,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestMain is the holder, too: a process with the lock and much memory.
+// TestMain also acts as the holder: a process that has the lock and uses much
+// memory.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("LULL_TEST_LOCK"); path != "" {
 		f, err := Take(path)
@@ -66,6 +67,6 @@ func TestTake(t *testing.T) {
 			t.Errorf("twice: %v", err)
 		}
 		errtest.None(t, f.Close())
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // returns an error because it was killed
 	}
 }

@@ -1,12 +1,12 @@
-// Package logfile writes log files that rotate and remember when their lines
-// came. A log holds exactly the bytes that were written to it. The times are in
-// an index beside it, so a log without one can still be read.
+// Package logfile writes log files that rotate and record when their lines were
+// written. A log contains exactly the bytes that were written to it. The times
+// are in a separate index file, so a log without an index can still be read.
 //
-// The index of PATH is PATH.times. It begins with a header that names the inode
-// of its log, so that it is never taken for that of another file: a rotation
-// renames two files, and a crash or a reader may come between. Each record after
-// the header is an offset in the log and the time at which the bytes from there
-// on were written.
+// The index of PATH is PATH.times. It begins with a header with the inode of its
+// log, so that it is never taken for the index of another log: a rotation renames
+// two files, and can be interrupted by a crash or observed by a reader. Each
+// record after the header is an offset in the log, and the time at which the
+// bytes from there on were written.
 package logfile
 
 import (
@@ -19,14 +19,14 @@ import (
 	"time"
 )
 
-// Suffixes of the files beside a log. The older log has a separate index.
+// Suffixes of the files beside a log. The older log has its own index.
 const (
 	Older = ".1"
 	times = ".times"
 )
 
-// Precision is the minimum time between two records of an index: a line seems up
-// to this much older than it is.
+// Precision is the minimum time between two records of an index. The time of a
+// line may be too early by this much.
 const Precision = 100 * time.Millisecond
 
 // The header and each record of an index are two numbers, little-endian.
@@ -35,7 +35,7 @@ const (
 	record = 16                         // bytes
 )
 
-// File is a log that is written. It is not safe for concurrent use.
+// File is a log to be written. It is not safe for concurrent use.
 type File struct {
 	path string
 	max  int64
@@ -43,17 +43,17 @@ type File struct {
 	f    *os.File
 	size int64
 
-	index   *os.File // nil if the times cannot be stored
+	index   *os.File // nil if the index cannot be written
 	indexed int64    // size of the index
 	last    time.Time
 }
 
-// New returns the log at path. When it or its index reaches max bytes it is renamed
-// to path.1, which replaces an older file, and a new one begins; max 0 means never.
-// It opens nothing yet.
+// New returns the log at path. When the log or its index reaches max bytes, the
+// log is renamed to path.1, replacing an older one, and a new log begins. A max
+// of 0 disables rotation. New opens no file.
 func New(path string, max int64) *File { return &File{path: path, max: max} }
 
-// Open opens the files unless they are open. The log is created if it is missing.
+// Open opens the files if they are not open. It creates the log if it is missing.
 func (l *File) Open() error {
 	if l.f != nil {
 		return nil
@@ -86,8 +86,8 @@ func (l *File) Close() error {
 	return err
 }
 
-// Add appends bytes that came at a time. After an error, the bytes before the one
-// that failed are written.
+// Add appends bytes that were received at a time. After an error, bytes before
+// the failed ones may have been written.
 func (l *File) Add(b []byte, at time.Time) error {
 	for len(b) > 0 {
 		if err := l.Open(); err != nil {
@@ -103,7 +103,7 @@ func (l *File) Add(b []byte, at time.Time) error {
 		if l.max > 0 {
 			n = int(min(int64(n), l.max-l.size))
 		}
-		l.mark(at) // first, so that a reader of the bytes finds their time
+		l.mark(at) // before the bytes, so that their reader finds the time
 		wrote, err := l.f.Write(b[:n])
 		l.size += int64(wrote)
 		if err != nil {
@@ -117,16 +117,16 @@ func (l *File) Add(b []byte, at time.Time) error {
 func (l *File) rotate() error {
 	err := errors.Join(l.Close(), os.Rename(l.path, l.path+Older))
 	if err == nil {
-		_ = l.moveIndex() // if this fails, opening the next log does it
+		_ = l.moveIndex() // if it fails, opening the next log repeats it
 	}
 	return err
 }
 
-// moveIndex completes a rotation.
+// moveIndex completes a rotation by renaming the index.
 func (l *File) moveIndex() error { return os.Rename(l.path+times, l.path+Older+times) }
 
-// openIndex opens the index of the log whose file is st. Errors cost times, not
-// bytes of the log.
+// openIndex opens the index of the log whose file is st. If that fails, times are
+// not recorded, but the log is written.
 func (l *File) openIndex(st fs.FileInfo) {
 	open := func() (*os.File, error) { return os.OpenFile(l.path+times, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600) }
 	f, err := open()
@@ -135,7 +135,7 @@ func (l *File) openIndex(st fs.FileInfo) {
 	}
 	of := indexOf(f)
 	if of != 0 && of != inode(st) {
-		if old, err := os.Stat(l.path + Older); err == nil && of == inode(old) && l.moveIndex() == nil { // a rotation was cut off
+		if old, err := os.Stat(l.path + Older); err == nil && of == inode(old) && l.moveIndex() == nil { // a rotation was interrupted
 			f.Close()
 			if f, err = open(); err != nil {
 				return
@@ -154,25 +154,25 @@ func (l *File) openIndex(st fs.FileInfo) {
 	}
 	end, err := f.Seek(0, io.SeekEnd)
 	l.indexed = end / record * record
-	if err != nil || end != l.indexed && f.Truncate(l.indexed) != nil { // part of a record
+	if err != nil || end != l.indexed && f.Truncate(l.indexed) != nil { // cut off an incomplete record
 		l.dropIndex()
 	}
 }
 
 func (l *File) dropIndex() {
 	if l.index != nil {
-		l.index.Close() // every write was checked
+		l.index.Close() // errors were already found by the writes
 		l.index, l.indexed = nil, 0
 	}
 }
 
-// mark records that the following bytes came at a time.
+// mark records that the following bytes were received at a time.
 func (l *File) mark(at time.Time) {
 	if d := at.Sub(l.last); l.index == nil || d >= 0 && d < Precision {
 		return
 	}
 	if l.put(uint64(l.size), uint64(at.UnixNano())) != nil {
-		l.dropIndex() // opened again with the log
+		l.dropIndex() // opened again with the next log
 		return
 	}
 	l.indexed += record
@@ -187,8 +187,8 @@ func (l *File) put(a, b uint64) error {
 	return err
 }
 
-// indexOf returns the inode of the log to which an index belongs, 0 if it is not
-// an index.
+// indexOf returns the inode of the log to which the index f belongs; 0 if f is
+// not an index.
 func indexOf(f *os.File) uint64 {
 	var r [record]byte
 	if _, err := f.ReadAt(r[:], 0); err != nil || binary.LittleEndian.Uint64(r[:]) != magic {

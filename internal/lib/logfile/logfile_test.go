@@ -57,8 +57,8 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// TestIndexIsBounded checks that an index does not grow beyond the limit of its
-// log, whatever is written how slowly.
+// TestIndexIsBounded checks that an index does not grow beyond the size limit of
+// its log, even if very little is written each time.
 func TestIndexIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "l")
 	l := New(path, 200)
@@ -72,13 +72,13 @@ func TestIndexIsBounded(t *testing.T) {
 	}
 }
 
-// TestCutOff opens logs as a crash leaves them: every line keeps its time or has
-// none, and never gets another's.
+// TestCutOff opens logs as a crash can leave them. It checks that every line has
+// either its own time or none.
 func TestCutOff(t *testing.T) {
 	later := noon.Add(time.Hour)
 	for name, c := range map[string]struct {
 		crash     func(path string) error
-		now, old  int // records of each index after the next write
+		now, old  int // number of records of each index after the next write
 		nowOffset int64
 	}{
 		"between the renames": {func(p string) error { return os.Rename(p, p+Older) }, 1, 1, 0},
@@ -112,7 +112,8 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// TestClockSetBack checks that a clock that is set back costs no later times.
+// TestClockSetBack checks that the times after a backward step of the clock are
+// recorded.
 func TestClockSetBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "l")
 	l := New(path, 0)

@@ -10,19 +10,20 @@ import (
 // Times reads the index of one log file. It is not safe for concurrent use.
 type Times struct {
 	f    *os.File
-	next int64 // index of the record after now
+	next int64 // index of the record after the current one
 	now  Mark
-	buf  []byte // records from next on
+	buf  []byte // records from index next on
 }
 
-// Mark is one record of an index: the bytes from Offset on came at Time.
+// Mark is one record of an index: the bytes from Offset on were received at Time.
 type Mark struct {
 	Offset int64
 	Time   time.Time
 }
 
-// OpenTimes opens the index of the log file with stat st, which was opened as path
-// or path.1. It returns nil, on which every method may be called, if there is none.
+// OpenTimes opens the index of a log file that was opened as path or path.1 and
+// has the given stat. It returns nil if there is no index. The methods may be
+// called on nil.
 func OpenTimes(path string, st fs.FileInfo) *Times {
 	for _, p := range []string{path + times, path + Older + times} {
 		f, err := os.Open(p)
@@ -44,11 +45,11 @@ func (t *Times) Close() {
 	}
 }
 
-// peek returns the next record.
+// peek returns the next record without advancing.
 func (t *Times) peek() (Mark, bool) {
 	if len(t.buf) < record {
 		t.buf = make([]byte, 256*record)
-		n, _ := t.f.ReadAt(t.buf, record*(1+t.next)) // an error is the end, for now
+		n, _ := t.f.ReadAt(t.buf, record*(1+t.next)) // an error means that there is no next record yet
 		if t.buf = t.buf[:n]; n < record {
 			return Mark{}, false
 		}
@@ -56,7 +57,7 @@ func (t *Times) peek() (Mark, bool) {
 	return Mark{int64(binary.LittleEndian.Uint64(t.buf)), time.Unix(0, int64(binary.LittleEndian.Uint64(t.buf[8:])))}, true
 }
 
-// Next returns the next record, false if there is none yet.
+// Next returns the next record; ok is false if there is none yet.
 func (t *Times) Next() (m Mark, ok bool) {
 	if t == nil {
 		return m, false
@@ -68,7 +69,7 @@ func (t *Times) Next() (m Mark, ok bool) {
 	return m, ok
 }
 
-// Reset makes Next and At start over.
+// Reset makes Next and At start again from the beginning.
 func (t *Times) Reset() {
 	if t != nil {
 		*t = Times{f: t.f}

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// Conn is one end of a connection: a net.Conn with half-close and abort. All
-// methods are safe for concurrent use.
+// Conn is one end of a connection: a net.Conn that can also be half-closed and
+// aborted. All methods are safe for concurrent use.
 type Conn struct {
 	network       *Network // nil for a Pipe
 	local, remote string
 	in, out       *stream
-	pair          *stream // the dialer's out: the same for both ends
+	pair          *stream // the dialer's out, in both ends
 	reading       deadline
 	writing       deadline
-	turn          chan struct{} // held during a Write, so that writes do not mix
+	turn          chan struct{} // taken during a Write, so that concurrent writes do not mix
 
 	closing sync.Once
 	closed  chan struct{}
@@ -48,7 +48,7 @@ func (c *Conn) touches(host string) bool {
 // LocalAddr returns the address of this end.
 func (c *Conn) LocalAddr() net.Addr { return address(c.local) }
 
-// RemoteAddr is the other end's LocalAddr.
+// RemoteAddr returns the address of the other end.
 func (c *Conn) RemoteAddr() net.Addr { return address(c.remote) }
 
 // Unread returns the number of bytes that have arrived and were not read.
@@ -58,9 +58,9 @@ func (c *Conn) Unread() int {
 	return c.in.arrived(time.Now())
 }
 
-// Read reads what has arrived. It returns io.EOF after the other end's Close or
-// CloseWrite, ECONNRESET after an abort, os.ErrDeadlineExceeded past the read
-// deadline and net.ErrClosed after Close.
+// Read reads bytes that have arrived, waiting for the first. It returns io.EOF
+// after the other end's Close or CloseWrite, ECONNRESET after an abort,
+// os.ErrDeadlineExceeded after the read deadline and net.ErrClosed after Close.
 func (c *Conn) Read(p []byte) (int, error) {
 	for {
 		if err := c.usable(&c.reading); err != nil {
@@ -84,8 +84,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	}
 }
 
-// Write sends p, waiting while the buffer is full. It returns EPIPE if the
-// reader has closed.
+// Write sends p, waiting while the buffer is full. It returns EPIPE if the other
+// end has stopped reading.
 func (c *Conn) Write(p []byte) (int, error) {
 	if err := c.usable(&c.writing); err != nil {
 		return 0, c.fail("write", err)
@@ -114,8 +114,8 @@ func (c *Conn) Write(p []byte) (int, error) {
 	}
 }
 
-// arrival returns when something sent now reaches the other end; zero means at
-// once.
+// arrival returns when something sent now reaches the other end; the zero time
+// means at once.
 func (c *Conn) arrival() time.Time {
 	d := c.network.delay(hostOf(c.local), hostOf(c.remote))
 	if d == 0 {
@@ -134,7 +134,8 @@ func (c *Conn) open() error {
 	}
 }
 
-// usable returns why one direction of the connection cannot be used.
+// usable returns the error for the use of one direction of the connection, or nil
+// if it can be used.
 func (c *Conn) usable(d *deadline) error {
 	if err := c.open(); err != nil {
 		return err
@@ -147,7 +148,8 @@ func (c *Conn) usable(d *deadline) error {
 	}
 }
 
-// await waits for a change, an instant (unless zero), the deadline or Close.
+// await waits for a change, for the time at (unless zero), for the deadline, or
+// for Close.
 func (c *Conn) await(d *deadline, change <-chan struct{}, at time.Time) {
 	var due <-chan time.Time
 	if !at.IsZero() {
@@ -170,8 +172,8 @@ func (c *Conn) fail(op string, err error) error {
 	return &net.OpError{Op: op, Net: "mem", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
-// Close ends both directions. What was written before still arrives. A second
-// Close returns net.ErrClosed.
+// Close ends both directions. Bytes written before still arrive. A second Close
+// returns net.ErrClosed.
 func (c *Conn) Close() error {
 	err := c.fail("close", net.ErrClosed)
 	c.closing.Do(func() {
@@ -195,7 +197,7 @@ func (c *Conn) CloseWrite() error {
 	return nil
 }
 
-// CloseRead makes further writes of the other end fail.
+// CloseRead makes later writes of the other end fail.
 func (c *Conn) CloseRead() error {
 	if err := c.open(); err != nil {
 		return c.fail("close", err)
@@ -205,8 +207,8 @@ func (c *Conn) CloseRead() error {
 	return nil
 }
 
-// Abort closes the connection as a reset does: data in flight is lost, and the
-// other end reads what has arrived and then gets ECONNRESET. After Close it
+// Abort closes the connection like a reset: data in flight is lost, and the other
+// end can read only what has arrived, and then gets ECONNRESET. After Close it
 // does nothing.
 func (c *Conn) Abort() {
 	now := time.Now()
@@ -218,7 +220,7 @@ func (c *Conn) Abort() {
 	c.Close()
 }
 
-// SetDeadline sets both deadlines; zero means none.
+// SetDeadline sets the read and write deadlines; zero means none.
 func (c *Conn) SetDeadline(t time.Time) error {
 	if err := c.SetReadDeadline(t); err != nil {
 		return err

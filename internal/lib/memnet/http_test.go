@@ -15,8 +15,8 @@ import (
 	"lull/internal/lib/memnet"
 )
 
-// TestHTTPInABubble runs a server and clients of net/http for an hour of
-// bubble time: keep-alive, streaming, timeouts and shutdown.
+// TestHTTPInABubble checks that a net/http server and clients work in a bubble
+// for an hour of its time: keep-alive, streaming, timeouts and shutdown.
 func TestHTTPInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &memnet.Network{}

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Listener is a listening address with its backlog. It is a net.Listener.
+// Listener is a net.Listener on an address of the network, with its backlog.
 type Listener struct {
 	network *Network
 	name    string
@@ -41,8 +41,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close stops listening, resets connections that were not accepted and frees
-// the address. Dials that wait for the backlog are refused. A second Close
+// Close stops listening, resets connections that were not accepted and frees the
+// address. Dials that wait for room in the backlog are refused. A second Close
 // returns net.ErrClosed.
 func (l *Listener) Close() error {
 	n := l.network
@@ -69,7 +69,7 @@ func (l *Listener) Close() error {
 // Addr returns the listening address, with the port that was chosen for port 0.
 func (l *Listener) Addr() net.Addr { return address(l.name) }
 
-// Pending returns the number of connections that were not accepted yet.
+// Pending returns the number of connections in the backlog.
 func (l *Listener) Pending() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

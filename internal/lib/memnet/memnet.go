@@ -1,18 +1,17 @@
-// Package memnet is an in-memory network: named hosts, listeners with a
-// backlog, buffered connections with half-close, deadlines, aborts, latency and
-// cut links.
+// Package memnet is an in-memory network: named hosts, listeners with a backlog,
+// buffered connections with half-close, deadlines, aborts, latency and cut links.
 //
 // It lets whole daemons, including net/http clients and servers, run inside
 // testing/synctest bubbles, where a real socket would keep the clock from
-// advancing. All waits are on channels or timers (a mutex is never held across
-// a wait). A dial succeeds as soon as the backlog has room, as in a kernel,
-// whether or not the connection is accepted. What was sent before a Close
-// arrives. The zero Network is ready for use.
+// advancing. All waits are on channels or timers (a mutex is never held across a
+// wait). A dial succeeds as soon as the backlog has room, as in a kernel, whether
+// or not the connection is accepted. Bytes sent before a Close arrive. The zero
+// Network is ready for use.
 //
-// It omits what no caller here can see: segmentation, Nagle, keepalives, and
+// It omits what its users cannot observe: segmentation, Nagle, keepalives, and
 // the reset that a kernel sends when a socket is closed with unread bytes.
-// Channels belong to the bubble that made them: create listeners and
-// connections inside the bubble that uses them.
+// Channels belong to the bubble that made them, so listeners and connections must
+// be created inside the bubble that uses them.
 package memnet
 
 import (
@@ -46,13 +45,13 @@ type Network struct {
 	listeners map[string]*Listener
 	known     map[string]bool // hosts that ever had a listener
 	conns     map[*Conn]struct{}
-	cut       map[string]chan struct{} // closed when the host is healed
+	cut       map[string]chan struct{} // by host; closed when the host is healed
 	latency   map[string]time.Duration
 	lastPort  uint16
 }
 
-// Addr is an address of the network: "host:port", or a path for what would be
-// a unix socket. Hosts that are IP literals have a *net.TCPAddr instead.
+// Addr is an address of the network: "host:port", or a path, which acts as a unix
+// socket. A host that is an IP literal has a *net.TCPAddr instead.
 type Addr string
 
 // Network returns "mem".
@@ -130,13 +129,13 @@ func (n *Network) DialContext(ctx context.Context, network, addr string) (net.Co
 	return n.Host(DefaultHost).DialContext(ctx, network, addr)
 }
 
-// Dial is DialContext without a time limit.
+// Dial is DialContext without a context.
 func (n *Network) Dial(network, addr string) (net.Conn, error) {
 	return n.DialContext(context.Background(), network, addr)
 }
 
-// Host is an end to dial from. Cut, Reset and SetLatency refer to it by name,
-// and the other side sees the name as the remote host.
+// Host is a host to dial from. Cut, Reset and SetLatency refer to it by name, and
+// the other side sees the name as the remote host.
 type Host struct {
 	network *Network
 	name    string
@@ -145,14 +144,14 @@ type Host struct {
 // Host returns the named host. It need not exist before.
 func (n *Network) Host(name string) Host { return Host{network: n, name: name} }
 
-// Dial is DialContext without a time limit.
+// Dial is DialContext without a context.
 func (h Host) Dial(network, addr string) (net.Conn, error) {
 	return h.DialContext(context.Background(), network, addr)
 }
 
-// DialContext connects to addr. For a host that never had a listener it returns
-// a *net.DNSError (IP literals and paths: ECONNREFUSED), for a known host
-// without a listener on that port ECONNREFUSED. If the backlog is full or the
+// DialContext connects to addr. If the host never had a listener, it returns a
+// *net.DNSError (for IP literals and paths: ECONNREFUSED). If a known host has no
+// listener on that port, it returns ECONNREFUSED. If the backlog is full or the
 // link is cut, it waits until that changes or ctx ends.
 func (h Host) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	c, err := h.dial(ctx, addr)
@@ -182,8 +181,8 @@ func (h Host) dial(ctx context.Context, addr string) (*Conn, error) {
 	}
 }
 
-// cross waits for a round trip between two hosts, and for as long as the link
-// between them is cut.
+// cross waits for a round trip between two hosts, and while the link between them
+// is cut.
 func (n *Network) cross(ctx context.Context, from, to string) error {
 	if d := n.delay(from, to); d > 0 {
 		t := time.NewTimer(2 * d)
@@ -207,8 +206,8 @@ func (n *Network) cross(ctx context.Context, from, to string) error {
 	}
 }
 
-// dialError converts a context's error to what net.Dialer returns: a timeout is
-// a net.Error whose Timeout method returns true.
+// dialError converts a context's error to what net.Dialer returns: a timeout
+// becomes a net.Error whose Timeout method returns true.
 func dialError(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return os.ErrDeadlineExceeded
@@ -216,8 +215,8 @@ func dialError(err error) error {
 	return err
 }
 
-// connect makes a connection if the backlog has room; otherwise it returns a
-// channel to wait for.
+// connect makes a connection if the backlog has room. Otherwise it returns a
+// channel that is closed when that may have changed.
 func (n *Network) connect(from, addr string) (*Conn, <-chan struct{}, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -257,9 +256,9 @@ func (n *Network) refusal(addr string) error {
 	return &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
 }
 
-// SetLatency sets the one-way delay of bytes, ends and connects to or from
-// host. An empty host sets it for all without their own. Between two hosts the
-// larger applies. Data in flight is not affected.
+// SetLatency sets the one-way delay of bytes, of ends of streams and of connects
+// to or from host. An empty host sets the default of hosts without their own.
+// Between two hosts the larger delay applies. Data in flight is not affected.
 func (n *Network) SetLatency(host string, d time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -284,8 +283,8 @@ func (n *Network) delay(a, b string) time.Duration {
 	return max(of(a), of(b))
 }
 
-// Cut silently takes a host off the network: dials wait, and bytes and ends
-// sent to or from it do not arrive until Heal.
+// Cut disconnects a host silently: dials wait, and bytes and ends of streams sent
+// to or from it do not arrive until Heal.
 func (n *Network) Cut(host string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -297,7 +296,7 @@ func (n *Network) Cut(host string) {
 	}
 }
 
-// Heal undoes Cut; withheld data arrives.
+// Heal undoes Cut. Data that was withheld arrives.
 func (n *Network) Heal(host string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -307,8 +306,8 @@ func (n *Network) Heal(host string) {
 	}
 }
 
-// cutBetween returns a channel that closes when one of the cuts between two
-// hosts is healed, or nil if they can reach each other.
+// cutBetween returns a channel that is closed when one of the cuts between two
+// hosts is healed; nil if the hosts can reach each other.
 func (n *Network) cutBetween(a, b string) <-chan struct{} {
 	if n == nil {
 		return nil
@@ -324,7 +323,7 @@ func (n *Network) cutBetween(a, b string) <-chan struct{} {
 	return nil
 }
 
-// Reset aborts every connection to or from a host, as its crash would, and
+// Reset aborts every connection to or from a host, as if it had crashed, and
 // returns their number. Its listeners stay.
 func (n *Network) Reset(host string) int {
 	n.mu.Lock()

@@ -337,7 +337,7 @@ func TestCutAndReset(t *testing.T) {
 }
 
 // TestBytesArriveInOrder checks that, for any sizes and changes of latency, the
-// bytes read equal the bytes written and end with their end.
+// bytes read equal the bytes written, followed by io.EOF.
 func TestBytesArriveInOrder(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.IntRange(0, 100_000), 1, 8).Draw(r, "writes")

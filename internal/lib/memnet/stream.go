@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// signal wakes all goroutines that wait for a change. Its owner's mutex guards
-// it; the wait itself is on a channel, without the mutex.
+// signal wakes all goroutines that wait for a change. The owner's mutex guards
+// it, but is not held while waiting on the channel.
 type signal struct{ ch chan struct{} }
 
 // wait returns a channel that the next notify closes.
@@ -37,14 +37,15 @@ type stream struct {
 	chunks  []chunk
 	size    int // bytes in chunks
 	ended   bool
-	endAt   time.Time // arrival of the end
+	endAt   time.Time // when the end of the stream arrives
 	gone    bool      // the reader has closed
 	err     error     // after a reset
 	changed signal
 }
 
-// take moves arrived bytes to p. If there are none, it returns the end, the
-// error, or what to wait for: a change, or the arrival of data in flight.
+// take moves bytes that have arrived to p. If there are none, it returns io.EOF,
+// an error, or what to wait for: a channel for a change, and the arrival time of
+// data in flight.
 func (s *stream) take(p []byte, now time.Time) (n int, err error, wait <-chan struct{}, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,8 +75,8 @@ func (s *stream) take(p []byte, now time.Time) (n int, err error, wait <-chan st
 	return 0, nil, s.changed.wait(), s.endAt
 }
 
-// put takes as much of p as fits. If nothing fits, it returns a channel to wait
-// for.
+// put buffers as much of p as fits. If nothing fits, it returns a channel that is
+// closed when that may have changed.
 func (s *stream) put(p []byte, at time.Time) (int, error, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +90,7 @@ func (s *stream) put(p []byte, at time.Time) (int, error, <-chan struct{}) {
 	if n == 0 {
 		return 0, nil, s.changed.wait()
 	}
-	// Bytes never overtake those sent before, even when the latency shrinks.
+	// Bytes never overtake earlier ones, even if the latency decreases.
 	if last := len(s.chunks); last > 0 && s.chunks[last-1].at.After(at) {
 		at = s.chunks[last-1].at
 	}
@@ -99,7 +100,7 @@ func (s *stream) put(p []byte, at time.Time) (int, error, <-chan struct{}) {
 	return n, nil, nil
 }
 
-// finish ends the stream from the writer's side.
+// finish ends the stream from the writer's side. The end arrives at at.
 func (s *stream) finish(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +110,8 @@ func (s *stream) finish(at time.Time) {
 	}
 }
 
-// abandon is the reader's Close: later data is not wanted.
+// abandon ends the stream from the reader's side: buffered data is dropped and
+// later writes fail.
 func (s *stream) abandon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,7 +119,7 @@ func (s *stream) abandon() {
 	s.changed.notify()
 }
 
-// reset discards data in flight and fails both sides.
+// reset drops data in flight and makes both sides fail.
 func (s *stream) reset(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,7 +136,7 @@ func (s *stream) reset(now time.Time) {
 	s.changed.notify()
 }
 
-// arrived returns the number of bytes that a read would get. The caller holds
+// arrived returns the number of bytes that can be read at now. The caller holds
 // s.mu.
 func (s *stream) arrived(now time.Time) int {
 	n := 0
@@ -147,13 +149,13 @@ func (s *stream) arrived(now time.Time) int {
 	return n
 }
 
-// deadline is a channel that closes at a time that can be changed.
+// deadline is a channel that is closed at a time that can be changed.
 type deadline struct {
 	mu     sync.Mutex
 	ch     chan struct{}
 	closed bool
 	timer  *time.Timer
-	turn   uint64 // counts calls of set, so that an earlier timer does nothing
+	turn   uint64 // number of calls of set; an outdated timer sees that it changed
 }
 
 func (d *deadline) init() { d.ch = make(chan struct{}) }

@@ -1,11 +1,11 @@
-// Package outward dials destinations that come from users' settings rather than
-// from the operator of the process: the receivers of notifications.
+// Package outward dials destinations that come from users' settings and not from
+// the operator of the process, such as receivers of notifications.
 //
-// No connection is made to an address of this machine, of its networks or of a
-// cloud's metadata service unless the process was configured to allow it
-// (Allow), whatever the name resolves to: the address is checked after the
-// resolution and right before the connect. Metadata addresses are refused even
-// then. The package does not cover proxies, which would dial instead.
+// It never connects to an address of this machine, of its networks or of a
+// cloud's metadata service unless the process was configured to allow that
+// (Allow), whatever the name resolves to: the address is checked after the name
+// was resolved, right before the connect. Metadata addresses are refused even if
+// allowed. The package does not support proxies, which would connect themselves.
 package outward
 
 import (
@@ -19,7 +19,7 @@ import (
 
 // Dialer dials the public internet and the networks in Allow.
 type Dialer struct {
-	// Allow are permitted networks in addition to the public internet, such as
+	// Allow lists permitted networks besides the public internet, such as
 	// 10.0.0.0/8.
 	Allow []netip.Prefix
 	// Timeout bounds one dial; 0 means 10 s.
@@ -33,11 +33,11 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("cannot connect to %s: it is not on the public internet and not in a network that notifications may go to (--notify-allow)", e.Addr)
 }
 
-// metadata are the addresses at which clouds serve instances their secrets.
+// metadata are the addresses at which clouds serve credentials to instances.
 var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("169.254.170.2"), netip.MustParseAddr("fd00:ec2::254")}
 
-// shared are non-public networks that netip has no predicate for: carriers'
-// (RFC 6598), benchmarking (RFC 2544), reserved, and IPv4 in IPv6.
+// shared are non-public networks for which netip has no predicate: carriers' (RFC
+// 6598), benchmarking (RFC 2544), reserved, and IPv4 in IPv6.
 var shared = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("240.0.0.0/4"),
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32")}
 

@@ -11,13 +11,14 @@ import (
 	"lull/internal/lib/outward"
 )
 
-// TestCheck is the rule, address by address.
+// TestCheck checks for many addresses whether they are refused, with and without
+// an Allow list.
 func TestCheck(t *testing.T) {
 	allow, err := outward.ParseAllow([]string{"10.1.0.0/16", "127.0.0.1", "169.254.0.0/16", "fd00::/8"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for address, want := range map[string][2]bool{ // without and with the list
+	for address, want := range map[string][2]bool{ // refused without and with the list
 		"93.184.216.34": {true, true}, "2606:2800:220:1::1": {true, true},
 		"127.0.0.1": {false, true}, "127.0.0.2": {false, false}, "::1": {false, false}, "::ffff:127.0.0.1": {false, true},
 		"10.1.2.3": {false, true}, "10.2.2.3": {false, false}, "192.168.1.1": {false, false}, "172.16.0.1": {false, false},
@@ -44,7 +45,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestDial checks that the addresses that a name resolves to decide, not the
+// TestDial checks that the addresses to which a name resolves decide, not the
 // name.
 func TestDial(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")

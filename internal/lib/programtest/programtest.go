@@ -1,6 +1,6 @@
-// Package programtest provides tests with programs of this module: from the
-// folder LULL_BIN_DIR, where make test builds each of them once, or built on
-// the spot if the variable is not set.
+// Package programtest provides tests with programs of this module. They come from
+// the folder LULL_BIN_DIR, where make test builds each once. If that variable is
+// not set, they are built on the spot.
 package programtest
 
 import (
@@ -13,8 +13,7 @@ import (
 	"testing"
 )
 
-// Version and BuildDate are the values that the programs report about
-// themselves.
+// Version and BuildDate are what the programs report about themselves.
 const (
 	Version   = "v9"
 	BuildDate = "2026-01-02T03:04:05Z"
@@ -23,16 +22,15 @@ const (
 // ldflags are the linker's flags; the Makefile has the same.
 const ldflags = "-s -w -X main.version=" + Version + " -X main.buildDate=" + BuildDate
 
-// Name returns the file name of the program of a package in LULL_BIN_DIR: the
-// last element of a package lull/cmd/NAME or lull/NAME, and of others the path
-// with dashes.
+// Name returns the name of a package's program in LULL_BIN_DIR: the import path
+// without lull/ and cmd/, with slashes replaced by dashes.
 func Name(pkg string) string {
 	rest := strings.TrimPrefix(pkg, "lull/")
 	return strings.ReplaceAll(strings.TrimPrefix(rest, "cmd/"), "/", "-")
 }
 
-// Build returns the path of the program of a package, such as lull/cmd/lull.
-// The program is static and must not be changed. Build fails the test if the
+// Build returns the path of the program of a package, such as lull/cmd/lull. The
+// program is static; the caller must not modify it. Build fails the test if the
 // program cannot be built.
 func Build(t testing.TB, pkg string) string {
 	t.Helper()
@@ -50,8 +48,8 @@ func Build(t testing.TB, pkg string) string {
 	return filepath.Join(dir, path.Base(pkg))
 }
 
-// Into puts the programs of packages into dir, each named like the last element
-// of its package path, readable and executable for all.
+// Into puts the programs of packages into dir. Each has the name of the last
+// element of its package path, and is readable and executable by everyone.
 func Into(dir string, pkgs ...string) error {
 	if given := os.Getenv("LULL_BIN_DIR"); given != "" {
 		for _, pkg := range pkgs {
@@ -69,7 +67,7 @@ func Into(dir string, pkgs ...string) error {
 	return nil
 }
 
-// Copy copies a program, readable and executable for all.
+// Copy copies a program and makes it readable and executable by everyone.
 func Copy(from, to string) error {
 	b, err := os.ReadFile(from)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package pty opens terminals for commands, and reads what commands print to the
-// end.
+// Package pty opens pseudo terminals for commands, and reads the output of
+// commands completely.
 package pty
 
 import (
@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open makes a terminal with a size. Programs run on slave; what they print is
-// read from master. The caller closes both. Once every slave is closed, reading
-// from master fails.
+// Open opens a pseudo terminal with a size. Programs run on slave, and their
+// output is read from master. The caller closes both. Once every descriptor of
+// slave is closed, reads from master fail.
 func Open(rows, cols uint16) (master, slave *os.File, err error) {
 	if master, err = os.OpenFile("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, nil, fmt.Errorf("open a terminal: %w", err)
@@ -45,7 +45,7 @@ func Open(rows, cols uint16) (master, slave *os.File, err error) {
 	return master, slave, nil
 }
 
-// Resize sets the size of a terminal. Its foreground programs get SIGWINCH.
+// Resize sets the size of a terminal. Its foreground processes get SIGWINCH.
 func Resize(master *os.File, rows, cols uint16) error {
 	err := control(master, func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols})
@@ -66,21 +66,21 @@ func control(f *os.File, do func(fd int) error) error {
 	return errors.Join(raw.Control(func(fd uintptr) { derr = do(int(fd)) }), derr)
 }
 
-// rest bounds the last read from a stream, whose bytes are already there.
+// rest bounds the last read from a stream, for bytes that have already arrived.
 const rest = 500 * time.Millisecond
 
-// Copy copies a pipe or a master to w until its writers are gone. When the read
-// deadline of f has passed, what is in f by then is copied still: w may have been
-// slow.
+// Copy copies from f, a pipe or a master, to w until no writer of f is left. If
+// f's read deadline passes, bytes that f contains by then are still copied,
+// because w may have been too slow for them.
 func Copy(w io.Writer, f *os.File) {
 	if _, err := io.Copy(w, f); !errors.Is(err, os.ErrDeadlineExceeded) {
 		return
 	}
 	left := 0
-	_ = control(f, func(fd int) (err error) { left, err = unix.IoctlGetInt(fd, unix.TIOCINQ); return err }) // 0 if unsupported
+	_ = control(f, func(fd int) (err error) { left, err = unix.IoctlGetInt(fd, unix.TIOCINQ); return err }) // stays 0 if not supported
 	if f.SetReadDeadline(time.Now().Add(rest)) == nil {
 		b := make([]byte, left)
-		n, _ := io.ReadFull(f, b) // before w is slow again
+		n, _ := io.ReadFull(f, b) // read all of it before w is slow again
 		_, _ = w.Write(b[:n])
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// late is a writer during whose every write the read deadline of a stream passes.
+// late is a writer that lets the read deadline of a stream pass during every
+// write.
 type late struct {
 	got int
 	of  *os.File
@@ -22,14 +23,15 @@ func (l *late) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestCopyAfterTheDeadline checks that no data of a slow writer is lost while
-// the other end of the stream stays open.
+// TestCopyAfterTheDeadline checks that data that has arrived before the read
+// deadline is copied, even if the writer is slow and the other end of the stream
+// stays open.
 func TestCopyAfterTheDeadline(t *testing.T) {
 	r, w, err := os.Pipe()
 	errtest.None(t, err)
 	defer r.Close()
 	defer w.Close()
-	if _, err := w.Write(make([]byte, 64<<10)); err != nil { // as much as a pipe holds
+	if _, err := w.Write(make([]byte, 64<<10)); err != nil { // the capacity of a pipe
 		t.Fatal(err)
 	}
 	errtest.None(t, r.SetReadDeadline(time.Now().Add(-time.Hour)))

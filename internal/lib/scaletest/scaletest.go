@@ -1,9 +1,9 @@
-// Package scaletest sets the number of draws, cycles and kills in tests, and
-// the seeds of random ones.
+// Package scaletest scales the number of draws, cycles and kills in tests, and
+// provides the seeds of random tests.
 //
-// LULL_DRAWS is a factor, 1 by default, for every count: make check runs at a
-// fraction and make soak at a multiple. A count that has its own environment
-// variable takes that value unscaled.
+// LULL_DRAWS is a factor for every such number, 1 by default: make check uses a
+// fraction, make soak a multiple. A number that has its own environment variable
+// takes that value without scaling.
 package scaletest
 
 import (
@@ -18,7 +18,7 @@ import (
 	_ "pgregory.net/rapid" // defines -rapid.checks
 )
 
-// factor returns LULL_DRAWS.
+// factor returns the value of LULL_DRAWS.
 func factor() (float64, error) {
 	v := os.Getenv("LULL_DRAWS")
 	if v == "" {
@@ -47,8 +47,8 @@ func N(t testing.TB, n int) int {
 	return n
 }
 
-// Count returns the number above 0 in the environment variable name. Without
-// it, Count returns n times LULL_DRAWS, at least 1.
+// Count returns the value of the environment variable name, which must be above
+// 0. If it is not set, Count returns n times LULL_DRAWS, at least 1.
 func Count(t testing.TB, name string, n int) int {
 	t.Helper()
 	v := os.Getenv(name)
@@ -75,7 +75,7 @@ func Rapid(n int) {
 	}
 }
 
-// Seed returns a seed that differs per run, or LULL_SEED, and logs it.
+// Seed returns LULL_SEED, or a new seed if that is not set, and logs it.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -90,7 +90,7 @@ func Seed(t testing.TB) uint64 {
 	return seed
 }
 
-// Random returns a source of numbers from Seed.
+// Random returns a random number generator with a seed from Seed.
 func Random(t testing.TB) *rand.Rand {
 	t.Helper()
 	return rand.New(rand.NewPCG(Seed(t), 1))

@@ -11,7 +11,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// sample writes a log of two files and returns its folder and contents.
+// sample writes a log of two files. It returns the log's folder and its records.
 func sample(t *testing.T) (dir string, want []string) {
 	l, _ := open(t, fresh(t), Options{SegmentBytes: 200})
 	add(t, l, "first", "second", "third", "fourth", "fifth", "sixth", "", "eighth")
@@ -36,15 +36,15 @@ func clone(t *testing.T, dir string) string {
 	return to
 }
 
-// TestTornAtEachByte cuts the newest file at every length. The records before
-// the cut are readable, the cut is reported unless it lies between two records,
-// and the log continues.
+// TestTornAtEachByte cuts the newest file at every length. It checks that the
+// records before the cut can be read, that the cut is reported unless it lies
+// between two records, and that the log can be continued.
 func TestTornAtEachByte(t *testing.T) {
 	dir, want := sample(t)
 	newest := segments(t, dir)[1]
 	data, err := os.ReadFile(newest)
 	errtest.None(t, err)
-	whole := map[int]int{0: 0, headSize: 0} // records of the file at each of its boundaries
+	whole := map[int]int{0: 0, headSize: 0} // number of records in the file up to each boundary
 	for pos, n := headSize, 0; pos < len(data); {
 		_, size, err := decodeRecord(data[pos:])
 		errtest.None(t, err)
@@ -83,9 +83,9 @@ func TestTornAtEachByte(t *testing.T) {
 	}
 }
 
-// TestFlippedAtEachByte changes each byte of each file: no record is ever
-// returned changed, none is lost without a report that names file and place,
-// and the log continues.
+// TestFlippedAtEachByte changes each byte of each file. It checks that no record
+// is returned modified, that no record is missing without a report of file and
+// offset, and that the log can be continued.
 func TestFlippedAtEachByte(t *testing.T) {
 	dir, want := sample(t)
 	for i, original := range segments(t, dir) {
@@ -154,7 +154,8 @@ func TestLostFilesAreReported(t *testing.T) {
 	}
 }
 
-// TestTwiceDamaged reads a log with zeros in the middle and a torn end.
+// TestTwiceDamaged reads a log with zeros in the middle and an incomplete record
+// at its end, and checks that both are reported.
 func TestTwiceDamaged(t *testing.T) {
 	dir, want := sample(t)
 	name := segments(t, dir)[1]

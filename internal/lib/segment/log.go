@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options bound a log.
+// Options limit a log.
 type Options struct {
 	SegmentBytes int64         // maximum size of a file; 0 means 8 MiB, at most MaxFile
 	SegmentAge   time.Duration // maximum age of a file's first record when another is added; 0 means no limit
@@ -30,7 +30,7 @@ const buffered = 64 << 10
 // file is one segment of a log.
 type file struct {
 	path    string
-	first   uint64 // from its name
+	first   uint64 // number of its first record, from the file's name
 	head    head
 	headErr error
 	size    int64
@@ -42,26 +42,26 @@ type Log struct {
 	opts Options
 	lock *os.File
 
-	commit sync.Mutex // held by the Sync that is writing; taken before mu
+	commit sync.Mutex // held by the Sync in progress; acquired before mu
 
 	mu     sync.Mutex
 	files  []*file  // oldest first
-	active *os.File // the last of files; nil before the next append creates one
+	active *os.File // last element of files; nil until the next append creates it
 	buf    []byte   // encoded records to be written at the end of active
 	next   uint64   // number of the next record
 	latest int64    // latest time of all records
 	synced uint64   // every record before this number is on disk
-	broken error    // a failed fsync; from then on nothing is guaranteed
+	broken error    // a failed fsync; set permanently, because nothing is guaranteed afterwards
 }
 
 // ErrLocked is wrapped by the error of Open if another process has the log
 // open.
 var ErrLocked = errors.New("another process has it open")
 
-// Open opens the log in dir, which it creates with mode 0700 if needed. It
-// returns the damage that a crash left at the end of the newest file (cut off,
-// Torn) and other damage that it found. Damage in older files is reported to
-// their readers.
+// Open opens the log in dir, which it creates with mode 0700 if needed. It cuts
+// off damage that a crash left at the end of the newest file (Torn), and returns
+// it with other damage to that file. Damage to older files is reported when they
+// are read.
 func Open(dir string, opts Options) (*Log, []*Damage, error) {
 	if opts.SegmentBytes <= 0 {
 		opts.SegmentBytes = 8 << 20
@@ -107,7 +107,8 @@ func (l *Log) open() ([]*Damage, error) {
 	return damage, err
 }
 
-// list reads the names and heads of a log's files, oldest first.
+// list reads the names and headers of a log's files, and returns the files oldest
+// first.
 func list(dir string) ([]*file, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -156,7 +157,8 @@ func (f *file) readHead() error {
 	return nil
 }
 
-// recover finds the end of the log. It removes a newest file without records.
+// recover finds the end of the log. It removes the newest file if that has no
+// records.
 func (l *Log) recover() ([]*Damage, error) {
 	var damage []*Damage
 	for len(l.files) > 0 {
@@ -181,7 +183,8 @@ func (l *Log) recover() ([]*Damage, error) {
 		}
 		damage = append(damage, met...)
 		if c.records == 0 && !c.damaged {
-			// Also for a file with a valid head: the next append recreates it.
+			// The file may have a valid header but no record; the next append
+			// recreates it.
 			l.next = max(l.next, f.first)
 			if err := os.Remove(f.path); err != nil {
 				return nil, err
@@ -203,8 +206,8 @@ func (l *Log) recover() ([]*Damage, error) {
 	return damage, syncDir(l.dir)
 }
 
-// latestBefore returns the latest time of all records before the i-th file. If
-// a head cannot be read, it reads the file before it.
+// latestBefore returns the latest time of all records before the ith file. It is
+// in that file's header; if that cannot be read, the previous file is scanned.
 func (l *Log) latestBefore(i int) (int64, error) {
 	latest := int64(math.MinInt64)
 	for ; i >= 0; i-- {
@@ -234,9 +237,9 @@ func cut(path string, size int64) error {
 	return out.Sync()
 }
 
-// Append adds a record and returns its number. The record is durable once a
-// later Sync has returned. An error means that nothing was added, or that the
-// disk rejects what was added before (which Sync then reports too).
+// Append adds a record and returns its number. The record is durable once a later
+// Sync has returned. An error means that the record was not added, or that an
+// earlier write has failed; Sync then returns an error too.
 func (l *Log) Append(at time.Time, payload []byte) (uint64, error) {
 	if len(payload) > MaxRecord {
 		return 0, fmt.Errorf("cannot append %d bytes to the log %s: a record has at most %d", len(payload), l.dir, MaxRecord)
@@ -256,8 +259,8 @@ func (l *Log) Append(at time.Time, payload []byte) (uint64, error) {
 	return number, nil
 }
 
-// reserve makes sure that there is a file and buffer space for a record of the
-// given size.
+// reserve makes sure that there is an active file, and room in the buffer for a
+// record of the given size.
 func (l *Log) reserve(at time.Time, size int64) error {
 	if l.active != nil {
 		f := l.files[len(l.files)-1]
@@ -319,7 +322,7 @@ func (l *Log) trim() error {
 	for _, f := range l.files {
 		total += f.size
 	}
-	// Assume that the active file will reach its full size.
+	// Calculate as if the active file had its full size.
 	for len(l.files) > 1 && total+l.opts.SegmentBytes-headSize > l.opts.MaxBytes {
 		total -= l.files[0].size
 		if err := l.removeOldest(); err != nil {
@@ -337,8 +340,8 @@ func (l *Log) removeOldest() error {
 	return nil
 }
 
-// Drop removes the oldest files whose records are all before the given time,
-// and returns their number. The newest file is kept.
+// Drop removes the oldest files, as long as all of a file's records are before
+// the given time. It returns the number of files. The newest file is kept.
 func (l *Log) Drop(before time.Time) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -352,8 +355,8 @@ func (l *Log) Drop(before time.Time) (int, error) {
 	return n, nil
 }
 
-// DropBefore removes the oldest files whose records all have numbers below n.
-// The newest file is kept.
+// DropBefore removes the oldest files, as long as all of a file's records have
+// numbers below n. The newest file is kept.
 func (l *Log) DropBefore(n uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -377,15 +380,15 @@ func (l *Log) flush() error {
 	return err
 }
 
-// fail stores a failed fsync. The kernel may have dropped the pages, so a later
-// success would prove nothing.
+// fail records a failed fsync permanently. The kernel may have dropped the pages,
+// so a later successful fsync would prove nothing.
 func (l *Log) fail(err error) error {
 	l.broken = fmt.Errorf("cannot make the log %s durable, open it again: %w", l.dir, err)
 	return l.broken
 }
 
-// Flush passes every record appended before the call to the kernel. They then
-// survive the end of the process, but not of the machine.
+// Flush passes every record appended before the call to the kernel. The records
+// then survive the end of the process, but not a crash of the machine.
 func (l *Log) Flush() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -398,7 +401,7 @@ func (l *Log) Flush() error {
 	return nil
 }
 
-// Sync returns when every record appended before the call is on disk.
+// Sync returns nil once every record appended before the call is on disk.
 // Concurrent calls share one fsync.
 func (l *Log) Sync() error {
 	l.mu.Lock()
@@ -421,7 +424,7 @@ func (l *Log) Sync() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.synced >= upTo {
-		return nil // sealed in the meantime, which syncs too; out may be closed
+		return nil // the file was sealed in the meantime, which syncs too; out may be closed
 	}
 	if err != nil {
 		return l.fail(err)
@@ -430,9 +433,9 @@ func (l *Log) Sync() error {
 	return nil
 }
 
-// Discard releases the log without writing what is buffered. It is for a log
-// that failed, and must not be called concurrently with other methods. Open then
-// cuts off what was written in part.
+// Discard releases the log without writing the buffer. It is for a log that has
+// failed, and must not be called concurrently with other methods. A partly
+// written record is cut off by the next Open.
 func (l *Log) Discard() error {
 	var err error
 	if l.active != nil {

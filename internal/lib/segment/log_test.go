@@ -19,7 +19,7 @@ import (
 
 var t0 = time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 
-// dirs is where rapid's checks find fresh folders.
+// dirs is what fresh needs of a test: *testing.T and *rapid.T have it.
 type dirs interface {
 	Fatal(...any)
 	Cleanup(func())
@@ -38,7 +38,7 @@ func open(t dirs, dir string, o Options) (*Log, []*Damage) {
 	return l, damage
 }
 
-// read returns the content of a log as "number:payload".
+// read returns the records of a log as "number:payload", and its damage.
 func read(l *Log, from From) (records []string, damage []*Damage, err error) {
 	for r, err := range l.Records(from) {
 		d, ok := errors.AsType[*Damage](err)
@@ -138,9 +138,9 @@ func TestRotationByAge(t *testing.T) {
 	l.Close()
 }
 
-// TestFromTime checks that reading from a time gives exactly the records of
-// that time and later, for any course of the writer's clock, with and without
-// reopening.
+// TestFromTime checks that reading from a time returns exactly the records of
+// that time and later, however the writer's clock moves, and also after the log
+// was reopened.
 func TestFromTime(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		o := Options{SegmentBytes: int64(rapid.IntRange(64, 300).Draw(r, "segment bytes"))}
@@ -173,8 +173,8 @@ func TestFromTime(t *testing.T) {
 	})
 }
 
-// TestGroupCommit has many concurrent writers. Each is told that its record is
-// durable.
+// TestGroupCommit checks that many concurrent writers all get their records
+// synced.
 func TestGroupCommit(t *testing.T) {
 	l, _ := open(t, fresh(t), Options{SegmentBytes: 4096})
 	var group sync.WaitGroup
@@ -212,7 +212,8 @@ func TestGroupCommit(t *testing.T) {
 	l.Close()
 }
 
-// TestDiskRefuses checks that a failed write loses no acknowledged record.
+// TestDiskRefuses checks that a failed write loses no record that was
+// acknowledged.
 func TestDiskRefuses(t *testing.T) {
 	l, _ := open(t, fresh(t), Options{})
 	add(t, l, "kept")
@@ -263,7 +264,7 @@ func FuzzScan(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(make([]byte, 300))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		covered := int64(0) // acknowledged bytes, in order
+		covered := int64(0) // number of acknowledged bytes from the beginning
 		last := uint64(0)
 		c := scan("f", data, func(r Record, d *Damage) bool {
 			if d != nil {

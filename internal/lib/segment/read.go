@@ -40,17 +40,17 @@ func (l *Log) Size() int64 {
 	return size
 }
 
-// From is where a reading begins: at a record's number and at a time. Both
-// bounds apply; zero values do not restrict.
+// From is where to begin reading: at a record number and at a time. Both apply;
+// zero values do not restrict.
 type From struct {
 	Number uint64
 	Time   time.Time
 }
 
-// Records yields the records appended before the call, oldest first. If a file
-// cannot be read, it yields a *Damage in place of its records and continues.
-// Any other error ends it. Files that the ring drops in the meantime are
-// skipped: compare First.
+// Records yields the records appended before the call, oldest first. If part of a
+// file cannot be read, it yields a *Damage in place of the records and continues.
+// Any other error ends it. Files that are removed in the meantime are skipped
+// without an error; compare First.
 func (l *Log) Records(from From) iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
 		files, err := l.snapshot(from)
@@ -78,8 +78,8 @@ func (l *Log) Records(from From) iter.Seq2[Record, error] {
 	}
 }
 
-// snapshot lists the files that may contain records from a point on, with their
-// present sizes.
+// snapshot lists the files that may contain records from a position on, with
+// their present sizes.
 func (l *Log) snapshot(from From) ([]file, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,8 +102,9 @@ func (l *Log) snapshot(from From) ([]file, error) {
 	return files, nil
 }
 
-// visitFile yields the records and the damage of one file, including records
-// missing at its end. next is the number of the first record after it.
+// visitFile yields the records and the damage of one file. next is the number of
+// the first record of the following file, so that records missing at the end are
+// reported.
 func visitFile(f file, data []byte, next uint64, from From, yield func(Record, error) bool) bool {
 	on := true
 	c := scan(f.path, data, func(r Record, d *Damage) bool {
@@ -138,7 +139,7 @@ func readFile(path string, size int64) ([]byte, error) {
 	data := make([]byte, size)
 	n, err := io.ReadFull(in, data)
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-		err = nil // it has shrunk: the missing part is reported as damage
+		err = nil // the file has shrunk; the missing part is reported as damage
 	}
 	return data[:n], err
 }

@@ -1,13 +1,13 @@
-// Package segment stores records in append-only files with checksums. A Log is
-// a bounded ring of such files. WriteFile and sealed files are single
-// documents, written completely or not at all.
+// Package segment stores records in append-only files with checksums. A Log is a
+// bounded ring of such files. WriteFile and sealed files are single documents,
+// written completely or not at all.
 //
-// A Log guarantees that records are on disk when Sync has returned; that a tail
-// torn by a crash is cut off and reported at the next Open; that other damage
-// is reported to its reader with file and offset, and that reading continues
-// after it; that a record is never returned modified; and that the files
-// together stay within their limit, the oldest being removed first. One process
-// at a time has a Log open.
+// A Log guarantees that records are on disk when Sync has returned; that an
+// incomplete record at the end, left by a crash, is cut off and reported by the
+// next Open; that other damage is reported to readers with file and offset, and
+// that reading continues after it; that a record is never returned modified; and
+// that the files together stay within their limit, because the oldest are removed
+// first. Only one process at a time can open a Log.
 //
 // It has no indexes, no compression and no deletion of single records. It never
 // reads the clock: the writer provides the time of each record, and times need
@@ -37,14 +37,14 @@ type Record struct {
 	Payload []byte // shares memory with other payloads; clone it to keep it
 }
 
-// Damage is a part of a file without a valid record. It is an error and is
-// yielded between the records around it.
+// Damage is a part of a file without a valid record. It is an error, yielded
+// between the records before and after it.
 type Damage struct {
 	File   string
 	Offset int64  // offset of its first byte
 	Length int64  // in bytes
-	Lost   uint64 // missing records, according to the numbers around them; 0 for unknown or none
-	Torn   bool   // it was the end of the newest file and has been cut off
+	Lost   uint64 // number of records missing, judged by the numbers around it; 0 if unknown or none
+	Torn   bool   // it was at the end of the newest file and was cut off
 	What   string // the first fault
 }
 
@@ -56,10 +56,11 @@ func (d *Damage) Error() string {
 		d.Length, d.File, d.Offset, d.What)
 }
 
-// A file has a head of 40 bytes followed by records, all little endian. Head:
-// magic, number of the first record, its time, the latest time of all records
-// in earlier files, zeros, checksum. Record: length of the payload, checksum of
-// everything after it and of the length, number, time, payload.
+// A file has a header of 40 bytes followed by records, all little endian. The
+// header contains a magic number, the number of the first record, its time, the
+// latest time of all records in earlier files, zeros, and a checksum. A record
+// contains the length of the payload, a checksum of everything else in the
+// record, its number, its time, and the payload.
 const (
 	magic      = "lullseg1"
 	headSize   = 40
@@ -72,7 +73,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type head struct {
 	first uint64
 	begun int64 // time of the first record, Unix nanoseconds
-	prior int64 // latest time before this file; math.MinInt64 for none
+	prior int64 // latest time in earlier files; math.MinInt64 for none
 }
 
 func (h head) encode() []byte {
@@ -127,7 +128,8 @@ var (
 	errMissing  = errors.New("records are missing")
 )
 
-// decodeRecord returns the record at the start of b and its size in bytes.
+// decodeRecord returns the record at the start of b and its encoded size in
+// bytes.
 func decodeRecord(b []byte) (Record, int, error) {
 	if len(b) < recordSize {
 		return Record{}, 0, errShort
@@ -150,7 +152,7 @@ func decodeRecord(b []byte) (Record, int, error) {
 	}, size, nil
 }
 
-// contents is the readable content of a file.
+// contents summarizes what can be read of a file.
 type contents struct {
 	head    head
 	headErr error
@@ -161,8 +163,8 @@ type contents struct {
 	good    int64  // bytes up to the end of the last valid record
 }
 
-// scan reads the bytes of a file. It calls visit, which may be nil, for every
-// record and damaged part in order until visit returns false.
+// scan parses the bytes of a file. It calls visit, unless nil, for every record
+// and every damaged part, in order, until visit returns false.
 func scan(name string, data []byte, visit func(Record, *Damage) bool) contents {
 	c := contents{latest: math.MinInt64}
 	var next uint64
@@ -176,7 +178,7 @@ func scan(name string, data []byte, visit func(Record, *Damage) bool) contents {
 	if c.headErr != nil {
 		bad = 0
 	}
-	effort := 8*len(data) + 4*MaxRecord // limits the bytes hashed while searching for the next record
+	effort := 8*len(data) + 4*MaxRecord // bytes that may still be hashed while searching for the next record
 	for pos < len(data) {
 		r, size, err := decodeRecord(data[pos:])
 		if err == nil && r.Number < next {
@@ -219,7 +221,7 @@ func scan(name string, data []byte, visit func(Record, *Damage) bool) contents {
 	if bad >= 0 && bad < len(data) && visit != nil {
 		visit(Record{}, &Damage{File: name, Offset: int64(bad), Length: int64(len(data) - bad), What: cause.Error()})
 	}
-	// If the search gave up, valid records may follow.
+	// The search was given up, so valid records may follow.
 	c.damaged = c.damaged || effort < 0
 	return c
 }

@@ -26,7 +26,8 @@ func (v Values[T]) Append(at time.Time, value T) error {
 	return err
 }
 
-// ValueError names an intact record that does not contain a value of the type.
+// ValueError means that an intact record does not contain a value of the expected
+// type.
 type ValueError struct {
 	Number uint64
 	Err    error
@@ -37,9 +38,9 @@ func (e *ValueError) Error() string {
 }
 func (e *ValueError) Unwrap() error { return e.Err }
 
-// All yields the values from a position on, oldest first. In place of
-// unreadable ones it yields a *Damage or a *ValueError, and continues. Any
-// other error is the last.
+// All yields the values from a position on, oldest first. In place of values that
+// cannot be read it yields a *Damage or a *ValueError, and continues. Any other
+// error ends it.
 func (v Values[T]) All(from From) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for r, err := range v.Records(from) {

@@ -9,8 +9,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestValues checks that values come back in order and from a time on, and that a
-// record that holds none is named without costing the others.
+// TestValues checks that values are read back in order and from a time on, and
+// that a record that does not contain a value is reported while the others are
+// read.
 func TestValues(t *testing.T) {
 	type entry struct{ N int }
 	dir, at := t.TempDir(), time.Unix(1000, 0)
@@ -45,6 +46,6 @@ func TestValues(t *testing.T) {
 		t.Errorf("read %v, want %v", got, want)
 	}
 	for range v.All(From{}) {
-		break // a caller may stop
+		break // a caller may stop early
 	}
 }

@@ -18,8 +18,8 @@ import (
 const temporary = ".lull-tmp-"
 
 // WriteFile replaces a file durably: after a crash at any instant it contains
-// either its previous content or all of data. It writes a new file beside it,
-// so the folder must be writable and have space for both.
+// either all of its previous content or all of data. It writes a temporary file
+// in the same folder, so the folder must be writable and have space for both.
 func WriteFile(path string, data []byte, perm fs.FileMode) error {
 	if err := writeFile(path, data, perm); err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, err)
@@ -50,11 +50,12 @@ func writeFile(path string, data []byte, perm fs.FileMode) error {
 	return syncDir(dir)
 }
 
-// WriteAll replaces files of one folder durably. Each is synced; on Linux, more
-// than 64 are synced together with the whole file system. After a crash at any
-// instant each file contains either its previous or its new content. files has
-// the contents by name. replace is called for each file once its content is on
-// disk, and calls rename unless the file must not change.
+// WriteAll replaces files of one folder durably. After a crash at any instant,
+// each file contains either its previous or its new content. files contains the
+// contents by name. Each file is synced on its own; on Linux, for more than 64
+// files, the whole file system is synced once. WriteAll calls replace for each
+// file once its content is on disk; replace must call rename unless the file must
+// not change.
 func WriteAll(dir string, files map[string][]byte, perm fs.FileMode, replace func(name string, rename func() error) error) error {
 	if err := writeAll(dir, files, perm, replace); err != nil {
 		return fmt.Errorf("cannot write %d files in %s: %w", len(files), dir, err)
@@ -68,7 +69,7 @@ func writeAll(dir string, files map[string][]byte, perm fs.FileMode, replace fun
 		return err
 	}
 	defer d.Close()
-	temps := map[string]string{} // those that were not renamed, by name
+	temps := map[string]string{} // temporary files not renamed yet, by name
 	defer func() {
 		for _, temp := range temps {
 			err = errors.Join(err, os.Remove(temp))
@@ -125,8 +126,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// RemoveTemporary removes files that crashes in WriteFile left in a folder, and
-// returns their number. There must be no concurrent writer.
+// RemoveTemporary removes the files that a crash during WriteFile left in a
+// folder, and returns their number. No other process may be writing there.
 func RemoveTemporary(dir string) (int, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -147,10 +148,11 @@ func RemoveTemporary(dir string) (int, error) {
 // seal is the first line of a sealed file.
 const seal = "lull-record 1 sha256=%s len=%d\n"
 
-// maxSealLine bounds the first line: the format with the longest length.
+// maxSealLine is an upper bound for the length of the first line.
 const maxSealLine = 128
 
-// Seal prepends a line with version, checksum and length to a payload.
+// Seal returns payload with a first line that contains version, checksum and
+// length.
 func Seal(payload []byte) []byte {
 	sum := sha256.Sum256(payload)
 	return append(fmt.Appendf(nil, seal, hex.EncodeToString(sum[:]), len(payload)), payload...)
@@ -166,8 +168,8 @@ func (e *SealError) Error() string {
 	return fmt.Sprintf("cannot read the record %s: %s; restore it from a backup, or move it away to continue without it", e.Name, e.What)
 }
 
-// Unseal checks a sealed file and returns its payload, which shares memory
-// with data. The name is for the *SealError.
+// Unseal checks a sealed file and returns its payload, which shares memory with
+// data. name is used in the *SealError.
 func Unseal(name string, data []byte) ([]byte, error) {
 	fault := func(format string, args ...any) ([]byte, error) {
 		return nil, &SealError{Name: name, What: fmt.Sprintf(format, args...)}
@@ -207,14 +209,14 @@ func Unseal(name string, data []byte) ([]byte, error) {
 	return payload, nil
 }
 
-// WriteSealed is WriteFile of Seal.
+// WriteSealed seals payload and writes it with WriteFile.
 func WriteSealed(path string, payload []byte, perm fs.FileMode) error {
 	return WriteFile(path, Seal(payload), perm)
 }
 
-// ReadSealed reads a file that WriteSealed wrote, with a payload of at most
-// limit bytes. A missing file yields fs.ErrNotExist, a damaged one a
-// *SealError.
+// ReadSealed reads a file that WriteSealed wrote. The payload may have at most
+// limit bytes. The error is fs.ErrNotExist for a missing file, a *SealError for a
+// damaged one.
 func ReadSealed(path string, limit int64) ([]byte, error) {
 	in, err := os.Open(path)
 	if err != nil {

@@ -34,8 +34,8 @@ func TestSealed(t *testing.T) {
 	}
 }
 
-// TestSealedAtEachByte cuts and flips a sealed file at each byte: always an
-// error that names the file and says what to do.
+// TestSealedAtEachByte cuts a sealed file, and changes it, at each byte. Each
+// time the error must name the file and say what to do.
 func TestSealedAtEachByte(t *testing.T) {
 	whole := Seal([]byte(`{"id":"web","state":"paused"}`))
 	check := func(what string, pos int, data []byte) {

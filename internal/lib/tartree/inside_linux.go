@@ -12,12 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoPath is the error for a path of a root that does not exist.
+// ErrNoPath means that a path does not exist below a root.
 var ErrNoPath = errors.New("no such file or directory")
 
-// PackInside writes the file or tree at the absolute path at to w. Links are resolved
-// as if root, which may be opened with O_PATH, were /. begun reports whether something
-// was written. Errors include ErrNoPath and ErrIrregular.
+// PackInside writes the file or tree at the absolute path at to w. Symbolic links
+// are resolved as if root were /. root may have been opened with O_PATH. begun
+// reports whether anything was written. Errors include ErrNoPath and
+// ErrIrregular.
 func PackInside(w io.Writer, root *os.File, at string) (begun bool, err error) {
 	f, err := openIn(root, at, unix.O_PATH)
 	if err != nil {
@@ -36,7 +37,7 @@ func PackInside(w io.Writer, root *os.File, at string) (begun bool, err error) {
 		defer dir.Close()
 		return true, Pack(w, dir, strings.TrimPrefix(path.Base(at), "/"))
 	}
-	if !st.Mode().IsRegular() { // opening it may wait or have effects
+	if !st.Mode().IsRegular() { // opening it could block or have side effects
 		return false, ErrIrregular
 	}
 	file, err := os.Open(procPath(f))
@@ -47,9 +48,10 @@ func PackInside(w io.Writer, root *os.File, at string) (begun bool, err error) {
 	return true, PackFile(w, file, path.Base(at))
 }
 
-// UnpackInside unpacks a tar stream at the absolute path at: into the directory there,
-// or under that name in the directory above. Links are resolved as in PackInside. For
-// root, what is new belongs to the owner of the directory. Errors include ErrNoPath.
+// UnpackInside unpacks a tar stream at the absolute path at: into the directory
+// at or, if it does not exist, under that name in its parent. Symbolic links are
+// resolved as in PackInside. If this process is root, new files get the owner of
+// that directory. Errors include ErrNoPath.
 func UnpackInside(r io.Reader, root *os.File, at string) error {
 	as := ""
 	f, err := openIn(root, at, unix.O_PATH|unix.O_DIRECTORY)

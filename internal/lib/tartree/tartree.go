@@ -1,5 +1,6 @@
-// Package tartree copies files and directory trees as tar streams. It stays below
-// the os.Root that it is given, whatever links the tree or the stream contains.
+// Package tartree copies files and directory trees as tar streams. It never
+// accesses files outside the given os.Root, whatever links the tree or the stream
+// contains.
 package tartree
 
 import (
@@ -14,11 +15,11 @@ import (
 	"strings"
 )
 
-// ErrIrregular is the error for anything but files and directories.
+// ErrIrregular means that a path is neither a file nor a directory.
 var ErrIrregular = errors.New("it is not a file or directory")
 
-// Pack writes the tree below root to w; its top directory is called as. Sockets,
-// devices and pipes are left out.
+// Pack writes the tree below root to w, with as as the name of its top directory.
+// Sockets, devices and pipes are omitted.
 func Pack(w io.Writer, root *os.Root, as string) error {
 	t := tar.NewWriter(w)
 	err := fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
@@ -54,7 +55,7 @@ func Pack(w io.Writer, root *os.Root, as string) error {
 	return t.Close()
 }
 
-// PackFile writes one regular file to w, called as.
+// PackFile writes one regular file to w, under the name as.
 func PackFile(w io.Writer, f *os.File, as string) error {
 	st, err := f.Stat()
 	if err != nil {
@@ -70,7 +71,7 @@ func PackFile(w io.Writer, f *os.File, as string) error {
 	return t.Close()
 }
 
-// Rename copies a stream of Pack, in which the topmost name becomes as.
+// Rename copies a stream that Pack wrote, and replaces its topmost name by as.
 func Rename(w io.Writer, r io.Reader, as string) error {
 	in, out := tar.NewReader(r), tar.NewWriter(w)
 	for {
@@ -94,7 +95,8 @@ func Rename(w io.Writer, r io.Reader, as string) error {
 	}
 }
 
-// add writes one entry. A file that grows meanwhile is cut at its size.
+// add writes one entry. If the file grows in the meantime, only the size that was
+// announced is written.
 func add(t *tar.Writer, st fs.FileInfo, name, link string, content io.Reader) error {
 	h, err := tar.FileInfoHeader(st, link)
 	if err != nil {
@@ -111,9 +113,9 @@ func add(t *tar.Writer, st fs.FileInfo, name, link string, content io.Reader) er
 	return err
 }
 
-// Unpack reads a stream of Pack into root. If as is not empty, the topmost name of
-// the stream becomes as. own is called for each new entry; nil does nothing.
-// Existing files are replaced.
+// Unpack unpacks a stream that Pack wrote below root. If as is not empty, it
+// replaces the stream's topmost name. own, unless nil, is called for each new
+// entry. Existing files are replaced.
 func Unpack(r io.Reader, root *os.Root, as string, own func(name string) error) error {
 	t := tar.NewReader(r)
 	for n := 0; ; n++ {

@@ -19,7 +19,8 @@ func root(t *testing.T, dir string) *os.Root {
 	return r
 }
 
-// TestRoundTrip packs a tree and unpacks it under another name.
+// TestRoundTrip packs a tree and unpacks it under another name. It checks modes,
+// links, empty directories and the calls of own.
 func TestRoundTrip(t *testing.T) {
 	from, to := t.TempDir(), t.TempDir()
 	for _, err := range []error{
@@ -47,7 +48,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestNothingLeavesTheRoot unpacks streams that try to.
+// TestNothingLeavesTheRoot checks that streams that try to write outside the root
+// are refused and do not.
 func TestNothingLeavesTheRoot(t *testing.T) {
 	for name, entries := range map[string][]tar.Header{
 		"dots":     {{Name: "../x", Typeflag: tar.TypeReg}},
@@ -72,7 +74,7 @@ func TestNothingLeavesTheRoot(t *testing.T) {
 	}
 }
 
-// FuzzUnpack reads arbitrary streams: nothing is written outside the root.
+// FuzzUnpack unpacks random streams. Nothing may be written outside the root.
 func FuzzUnpack(f *testing.F) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

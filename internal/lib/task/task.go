@@ -1,13 +1,13 @@
-// Package task runs the long-running parts of a process as one group: started
-// in order, each when the previous one is ready, and stopped in reverse order,
-// each when the next one has ended.
+// Package task runs the long-running parts of a process as one group. They are
+// started in order, each when the previous one is ready, and stopped in reverse
+// order, each when the one started after it has ended.
 //
-// It guarantees that a task is never canceled while one that was started after
-// it still runs (unless that one missed its deadline), that the first error
-// stops all, that every error names its task, and that Run returns only when
-// all have ended or have been reported as overdue. A group is a task itself, so
-// groups nest. There are no restarts: a task that may fail and be retried does
-// that inside its own Run.
+// It guarantees that a task is not canceled while one that was started after it
+// still runs (unless that one missed its deadline), that the first error stops
+// all tasks, that every error names its task, and that Run returns only when all
+// tasks have ended or were reported as overdue. A group is itself a task, so
+// groups can be nested. Tasks are not restarted: a task that may fail and be
+// retried must do that inside its own Run.
 package task
 
 import (
@@ -23,10 +23,10 @@ import (
 // Task is a long-running part of a process.
 type Task interface {
 	// Run works until ctx ends or it fails. After ctx has ended, nil and the
-	// context's error mean the same: it stopped as requested.
+	// context's error both mean that the task stopped as requested.
 	Run(ctx context.Context) error
-	// Ready returns a channel that is closed when the task does its work, so
-	// that dependent tasks may start. It returns the same channel at each call.
+	// Ready returns a channel that is closed once the task is working, so that
+	// dependent tasks may start. It returns the same channel at each call.
 	Ready() <-chan struct{}
 	// String returns the name of the task for errors and logs.
 	String() string
@@ -36,15 +36,15 @@ type Task interface {
 // set a limit.
 const DefaultStopTimeout = 30 * time.Second
 
-// Group runs tasks together. Set its fields before Run; a Group runs once.
+// Group runs tasks together. Set its fields before Run. A Group can run only
+// once.
 type Group struct {
 	// StartTimeout is how long each task may take to become ready; 0 means
 	// forever.
 	StartTimeout time.Duration
 	// StopTimeout is how long each task may take to end after its context is
-	// canceled; 0 means DefaultStopTimeout. A task that misses it causes an
-	// error that names it, and its goroutine is left behind: the process should
-	// exit.
+	// canceled; 0 means DefaultStopTimeout. A task that takes longer causes an
+	// *OverdueError and its goroutine is abandoned, so the process should exit.
 	StopTimeout time.Duration
 
 	name  string
@@ -54,8 +54,8 @@ type Group struct {
 
 var _ Task = (*Group)(nil)
 
-// NewGroup returns a group of tasks in the order in which they start. The name
-// is for errors and may be empty.
+// NewGroup returns a group of tasks in the order in which they are to start. name
+// is used in errors and may be empty.
 func NewGroup(name string, tasks ...Task) *Group {
 	return &Group{name: name, tasks: tasks, ready: make(chan struct{})}
 }
@@ -68,8 +68,8 @@ func (g *Group) Ready() <-chan struct{} { return g.ready }
 
 func (g *Group) String() string { return g.name }
 
-// OverdueError is in the result of Run for each task that had not ended within
-// the stop timeout.
+// OverdueError is part of Run's error for each task that did not end within the
+// stop timeout.
 type OverdueError struct {
 	Task  string
 	After time.Duration
@@ -89,10 +89,11 @@ type running struct {
 
 // Run starts the tasks and waits until all have ended. It returns nil if ctx
 // ended and all stopped as requested, or if all ended by themselves without an
-// error. Otherwise it returns every task's error, the first one first.
+// error. Otherwise it returns the errors of all tasks joined, the first one
+// first.
 func (g *Group) Run(ctx context.Context) error {
-	// errgroup's context ends with the first error, or with ctx. The tasks' own
-	// contexts are not derived from it, because that would end them all at once
+	// errgroup's context ends with the first error, or with ctx. The tasks'
+	// contexts are not derived from it, because they would then all end at once
 	// instead of in order.
 	eg, first := errgroup.WithContext(ctx)
 	base := context.WithoutCancel(ctx)
@@ -165,8 +166,8 @@ func waitAny(first context.Context, started []*running) {
 	}
 }
 
-// reported waits until the error of an ended task has reached the group,
-// because its goroutine reports it just after ended is closed.
+// reported waits until the group has received the error of an ended task. The
+// task's goroutine reports the error only after it has closed ended.
 func (r *running) reported(first context.Context) {
 	if r.err != nil {
 		<-first.Done()
@@ -195,7 +196,7 @@ func (g *Group) stop(started []*running, known []error) []error {
 	return errs
 }
 
-// within reports whether the task ends within limit.
+// within reports whether the task ends within limit. It waits up to that long.
 func (r *running) within(limit time.Duration) bool {
 	t := time.NewTimer(limit)
 	defer t.Stop()
@@ -212,7 +213,8 @@ func (r *running) within(limit time.Duration) bool {
 	}
 }
 
-// contains compares by identity: equal texts of two tasks are two errors.
+// contains reports whether errs contains err, compared by identity: the same text
+// from two tasks is two errors.
 func contains(errs []error, err error) bool {
 	for _, e := range errs {
 		if e == err {
@@ -222,13 +224,14 @@ func contains(errs []error, err error) bool {
 	return false
 }
 
-// Func returns a task that runs a function, which calls ready once its work has
-// begun. Further calls of ready do nothing.
+// Func returns a task that runs a function. The function must call ready once its
+// work has begun; further calls have no effect.
 func Func(name string, run func(ctx context.Context, ready func()) error) Task {
 	return &function{name: name, run: run, ready: make(chan struct{})}
 }
 
-// Loop returns a task that is ready as soon as it is started.
+// Loop returns a task that runs a function and counts as ready as soon as it is
+// started.
 func Loop(name string, run func(ctx context.Context) error) Task {
 	return Func(name, func(ctx context.Context, ready func()) error {
 		ready()

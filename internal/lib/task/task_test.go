@@ -32,7 +32,7 @@ func (j *journal) plain(name string) Task {
 	return Func(name, func(ctx context.Context, ready func()) error {
 		j.add("start %s", name)
 		time.Sleep(time.Second)
-		j.add("ready %s", name) // before others can act on it
+		j.add("ready %s", name) // recorded before others can act on it
 		ready()
 		ready()
 		<-ctx.Done()
@@ -200,8 +200,8 @@ func TestNested(t *testing.T) {
 	})
 }
 
-// TestStoppedInReverse checks that, whichever task fails and whenever the
-// context ends, every started task ends after all that were started later.
+// TestStoppedInReverse checks that every started task ends after all tasks that
+// were started later, whichever task fails and whenever the context ends.
 func TestStoppedInReverse(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(r, "tasks")

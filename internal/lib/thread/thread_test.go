@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOwn checks that concurrent calls each have a thread of their own, which
-// is never the main thread.
+// TestOwn checks that concurrent calls run on different threads, none of which is
+// the main thread.
 func TestOwn(t *testing.T) {
 	var mu sync.Mutex
 	var all, seen sync.WaitGroup

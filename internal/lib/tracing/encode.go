@@ -11,9 +11,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// message is an encoded protobuf message. OpenTelemetry's own encoder brings
-// gRPC and protobuf's reflection, 6 MB of them; this one is compared with it in
-// TestEncode.
+// message is an encoded protobuf message. OpenTelemetry's own encoder would add 6
+// MB of gRPC and reflection to the binary. TestEncode compares this encoder with
+// it.
 type message []byte
 
 func (m *message) bytes(n protowire.Number, b []byte) {
@@ -22,7 +22,7 @@ func (m *message) bytes(n protowire.Number, b []byte) {
 	}
 }
 
-// embed adds b also if it is empty.
+// embed adds b as a field, even if it is empty.
 func (m *message) embed(n protowire.Number, b []byte) {
 	*m = protowire.AppendBytes(protowire.AppendTag(*m, n, protowire.BytesType), b)
 }
@@ -33,7 +33,7 @@ func (m *message) varint(n protowire.Number, v uint64) {
 	*m = protowire.AppendVarint(protowire.AppendTag(*m, n, protowire.VarintType), v)
 }
 
-// count adds a number of things that were dropped.
+// count adds the number of dropped items as a field, unless it is 0.
 func (m *message) count(n protowire.Number, v int) {
 	if v > 0 {
 		m.varint(n, uint64(v))
@@ -44,7 +44,8 @@ func (m *message) fixed64(n protowire.Number, v uint64) {
 	*m = protowire.AppendFixed64(protowire.AppendTag(*m, n, protowire.Fixed64Type), v)
 }
 
-// encode returns an ExportTraceServiceRequest with spans of one resource.
+// encode returns an ExportTraceServiceRequest for spans, all of which have the
+// same resource.
 func encode(spans []sdk.ReadOnlySpan) []byte {
 	var resource, rs, request message
 	resource.attributes(1, spans[0].Resource().Attributes())
@@ -83,7 +84,7 @@ func span(s sdk.ReadOnlySpan) (m message) {
 		m.bytes(4, id[:])
 	}
 	m.text(5, s.Name())
-	m.varint(6, uint64(s.SpanKind())) // the numbers are the same
+	m.varint(6, uint64(s.SpanKind())) // the two enumerations have the same numbers
 	m.fixed64(7, uint64(s.StartTime().UnixNano()))
 	m.fixed64(8, uint64(s.EndTime().UnixNano()))
 	m.attributes(9, s.Attributes())
@@ -108,7 +109,7 @@ func span(s sdk.ReadOnlySpan) (m message) {
 	m.count(14, s.DroppedLinks())
 	var status message
 	status.text(2, s.Status().Description)
-	switch s.Status().Code { // OpenTelemetry numbers them differently
+	switch s.Status().Code { // unlike the protocol, OpenTelemetry numbers OK and Error the other way round
 	case codes.Ok:
 		status.varint(3, 1)
 	case codes.Error:
@@ -125,7 +126,8 @@ func (m *message) ids(c trace.SpanContext) {
 	m.bytes(2, s[:])
 }
 
-// flags adds those of a context, and whether parent is in another process.
+// flags adds the trace flags of a context, and whether its parent is in another
+// process.
 func (m *message) flags(n protowire.Number, f trace.TraceFlags, parent trace.SpanContext) {
 	const known, remote = 1 << 8, 1 << 9
 	v := uint32(f) | known

@@ -64,7 +64,7 @@ func everything(t *testing.T) []sdk.ReadOnlySpan {
 	return spans.Ended()
 }
 
-// sent returns the request that export makes a collector receive.
+// sent returns the request that a collector at url receives from export.
 func sent(t *testing.T, export func(url string)) *collector.ExportTraceServiceRequest {
 	t.Helper()
 	out := make(chan []byte, 1)
@@ -88,7 +88,7 @@ func sent(t *testing.T, export func(url string)) *collector.ExportTraceServiceRe
 	return &m
 }
 
-// TestEncode holds what a collector gets, plain and compressed, to what
+// TestEncode compares what a collector receives, plain and compressed, with what
 // OpenTelemetry's own exporter sends for the same spans.
 func TestEncode(t *testing.T) {
 	spans := everything(t)
@@ -118,7 +118,7 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// answers is a collector that returns them one after the other.
+// answers is a collector that returns the responses one after the other.
 type answers []*http.Response
 
 func (a *answers) RoundTrip(*http.Request) (*http.Response, error) {
@@ -135,9 +135,9 @@ func answer(code int, pairs ...string) *http.Response {
 	return r
 }
 
-// TestBusy checks that a busy collector gets the spans again, not before the
-// time that it asks for and not after the export's timeout, and that one that
-// refuses them does not.
+// TestBusy checks that spans are sent again to a collector that was busy, not
+// before the time that it requested and not after the export's timeout. They are
+// not sent again to a collector that refused them.
 func TestBusy(t *testing.T) {
 	spans := everything(t)
 	synctest.Test(t, func(t *testing.T) {

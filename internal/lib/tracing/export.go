@@ -26,10 +26,10 @@ const (
 	// timeout is how long a collector may take to answer unless the environment
 	// sets a limit.
 	timeout = 10 * time.Second
-	// leastRetry and mostRetry bound the pause before a collector that is busy
-	// gets the same spans again.
+	// leastRetry and mostRetry bound the delay before the same spans are sent
+	// again to a busy collector.
 	leastRetry, mostRetry = 5 * time.Second, 30 * time.Second
-	// maxAnswer bounds what is read of a collector's answer, in bytes.
+	// maxAnswer bounds how much of a collector's answer is read, in bytes.
 	maxAnswer = 64 << 10
 )
 
@@ -42,7 +42,7 @@ type exporter struct {
 }
 
 // newExporter returns an exporter as configured in the environment. It sends
-// through t, whose TLS settings it replaces.
+// through t and replaces t's TLS settings.
 func newExporter(getenv func(string) string, version string, t *http.Transport) (*exporter, error) {
 	get := func(name string) string {
 		if v := getenv("OTEL_EXPORTER_OTLP_TRACES_" + name); v != "" {
@@ -61,7 +61,7 @@ func newExporter(getenv func(string) string, version string, t *http.Transport) 
 		return nil, fmt.Errorf("cannot use OTEL_EXPORTER_OTLP_ENDPOINT %q: want http://host:port or https://host:port", get("ENDPOINT"))
 	}
 	if getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
-		at = at.JoinPath("v1/traces") // the other variable is the whole URL
+		at = at.JoinPath("v1/traces") // OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, in contrast, is the whole URL
 	}
 	e.url = at.String()
 	e.header.Set("Content-Type", "application/x-protobuf")
@@ -69,7 +69,7 @@ func newExporter(getenv func(string) string, version string, t *http.Transport) 
 	for pair := range strings.SplitSeq(get("HEADERS"), ",") {
 		name, value, ok := strings.Cut(pair, "=")
 		if value, err = url.PathUnescape(strings.TrimSpace(value)); strings.TrimSpace(pair) != "" && (!ok || err != nil) {
-			return nil, errors.New("cannot use OTEL_EXPORTER_OTLP_HEADERS: want name=value,..., percent-encoded") // without the value, which may be secret
+			return nil, errors.New("cannot use OTEL_EXPORTER_OTLP_HEADERS: want name=value,..., percent-encoded") // the error omits the value, which may be secret
 		}
 		if ok {
 			e.header.Set(strings.TrimSpace(name), value)
@@ -112,7 +112,7 @@ func newExporter(getenv func(string) string, version string, t *http.Transport) 
 }
 
 // ExportSpans implements sdk.SpanExporter. While the collector is too busy, it
-// tries again until ctx ends.
+// retries until ctx ends.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if len(spans) == 0 {
 		return nil
@@ -121,7 +121,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	if e.gzip {
 		var b bytes.Buffer
 		z := gzip.NewWriter(&b)
-		_, _ = z.Write(body) // into memory
+		_, _ = z.Write(body) // a bytes.Buffer cannot fail
 		_ = z.Close()
 		body = b.Bytes()
 	}
@@ -136,11 +136,12 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	}
 }
 
-// busy are the answers of a collector that may take the same spans later.
+// busy lists the statuses by which a collector reports that it may accept the
+// same spans later.
 var busy = []int{http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout}
 
-// send sends one request. retry is positive if the collector may accept it
-// later, and is then at least the delay that it asks for.
+// send sends one request. retry is positive if the collector may accept the
+// request later, and is then at least the delay that the collector asks for.
 func (e *exporter) send(ctx context.Context, body []byte) (retry time.Duration, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url, bytes.NewReader(body))
 	if err != nil {
@@ -159,7 +160,7 @@ func (e *exporter) send(ctx context.Context, body []byte) (retry time.Duration, 
 		return max(time.Second, time.Duration(s)*time.Second), fmt.Errorf("the collector answered %s", resp.Status)
 	case resp.StatusCode/100 != 2:
 		return 0, fmt.Errorf("the collector answered %s: %.200q", resp.Status, answer)
-	case len(answer) > 2 && resp.Header.Get("Content-Type") == "application/x-protobuf": // more than an empty partial_success
+	case len(answer) > 2 && resp.Header.Get("Content-Type") == "application/x-protobuf": // contains more than an empty partial_success
 		return 0, fmt.Errorf("the collector rejected a part of the spans: %.200q", answer)
 	}
 	return 0, nil

@@ -1,11 +1,11 @@
-// Package tracing sends traces to a collector by OTLP over HTTP, configured by
-// the standard OpenTelemetry variables: OTEL_EXPORTER_OTLP_ENDPOINT or
+// Package tracing sends traces to a collector by OTLP over HTTP. The standard
+// OpenTelemetry variables control it: OTEL_EXPORTER_OTLP_ENDPOINT or
 // OTEL_EXPORTER_OTLP_TRACES_ENDPOINT enables it; OTEL_EXPORTER_OTLP_HEADERS,
-// _TIMEOUT, _CERTIFICATE, _COMPRESSION, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
-// OTEL_TRACES_SAMPLER and OTEL_BSP_* configure it.
+// _TIMEOUT, _CERTIFICATE, _COMPRESSION, OTEL_SERVICE_NAME,
+// OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and OTEL_BSP_* configure it.
 //
-// It guarantees that nothing waits for a collector: spans that it does not
-// accept are dropped, and that is logged at most once a minute. It does not
+// It guarantees that nothing waits for a collector: spans that the collector does
+// not accept are dropped, and that is logged at most once a minute. It does not
 // send metrics or logs.
 package tracing
 
@@ -25,7 +25,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// endWithin limits the time for sending the last spans.
+// endWithin limits how long End sends the last spans.
 const endWithin = 3 * time.Second
 
 // Traces sends spans. A nil Traces sends none.
@@ -34,10 +34,11 @@ type Traces struct {
 	tracer   trace.Tracer
 }
 
-// FromEnv returns Traces as configured by the environment, nil if tracing is
-// not enabled. service is the name of this process unless OTEL_SERVICE_NAME is
-// set. OpenTelemetry itself reads further variables. Spans are sent through t,
-// for a process that accounts for its traffic; nil means a transport of its own.
+// FromEnv returns Traces as configured by the environment; nil if tracing is not
+// enabled. service is the name of this process unless OTEL_SERVICE_NAME is set.
+// Some variables are read by OpenTelemetry itself, not through getenv. Spans are
+// sent through t, for a process that counts its own traffic; nil means a new
+// transport.
 func FromEnv(ctx context.Context, getenv func(string) string, service, version string, t *http.Transport, log *slog.Logger) (*Traces, error) {
 	endpoint := getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 	if endpoint == "" {
@@ -53,7 +54,7 @@ func FromEnv(ctx context.Context, getenv func(string) string, service, version s
 	if err != nil {
 		return nil, fmt.Errorf("cannot send traces to %s: %w", endpoint, err)
 	}
-	// The environment comes last and takes precedence.
+	// The environment comes last, so it takes precedence.
 	res, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", service), attribute.String("service.version", version)),
 		resource.WithHost(), resource.WithProcessPID(), resource.WithFromEnv())
 	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
@@ -64,7 +65,7 @@ func FromEnv(ctx context.Context, getenv func(string) string, service, version s
 	return &Traces{provider: p, tracer: p.Tracer("lull", trace.WithInstrumentationVersion(version))}, nil
 }
 
-// Tracer returns a tracer; nil if no spans are sent.
+// Tracer returns the tracer to use. It returns nil if t is nil.
 func (t *Traces) Tracer() trace.Tracer {
 	if t == nil {
 		return nil

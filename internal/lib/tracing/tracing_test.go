@@ -81,7 +81,8 @@ func env(pairs ...string) func(string) string {
 	}
 }
 
-// set puts variables where OpenTelemetry itself reads them, too.
+// set sets environment variables for OpenTelemetry itself, and returns a getenv
+// function for FromEnv.
 func set(t *testing.T, pairs ...string) func(string) string {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		t.Setenv(pairs[i], pairs[i+1])
@@ -122,8 +123,8 @@ func TestSent(t *testing.T) {
 	}
 }
 
-// TestOff checks that tracing does nothing without an endpoint or if it is
-// switched off, and that an unsupported setting is an error.
+// TestOff checks that tracing does nothing without an endpoint or when switched
+// off, and that an unsupported setting is an error.
 func TestOff(t *testing.T) {
 	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
 	for _, bad := range []string{"collector:4318", "ftp://collector", "http://"} {
@@ -151,7 +152,7 @@ func TestRefused(t *testing.T) {
 	var said bytes.Buffer
 	traces, err := tracing.FromEnv(t.Context(), set(t, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", web.URL+"/v1/traces"), "lull-host", "1.2", nil, slog.New(slog.NewTextHandler(&said, nil)))
 	errtest.None(t, err)
-	for range 5000 { // more than are kept
+	for range 5000 { // more than the queue holds
 		_, s := traces.Tracer().Start(t.Context(), "instance.wake")
 		s.End()
 	}
@@ -163,9 +164,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestOwnTransport checks that the spans of a process that counts its traffic
-// go through its own transport, with the certificate and the timeout from the
-// environment.
+// TestOwnTransport checks that spans are sent through the given transport, with
+// the certificate and the timeout from the environment.
 func TestOwnTransport(t *testing.T) {
 	r := &receiver{spans: map[string]*otlp.Span{}}
 	web := httptest.NewTLSServer(r)

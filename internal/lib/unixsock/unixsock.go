@@ -1,8 +1,8 @@
-// Package unixsock creates the daemons' unix sockets and identifies their
-// peers.
+// Package unixsock creates the daemons' unix sockets and identifies their peers.
 //
-// A socket has its mode from the first instant. A socket that is being served
-// is never removed, and Close removes only the file that its listener created.
+// A socket has its mode from the moment it exists. A socket that is being served
+// is never removed, and Close removes only the file that its own listener
+// created.
 package unixsock
 
 import (
@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the process at the other end of a connection when it connected,
-// according to the kernel. The pid may have been reused since.
+// Peer is the process that connected, according to the kernel. Its pid may have
+// been reused since.
 type Peer struct {
 	UID, GID, PID int
 }
@@ -27,9 +27,9 @@ type Peer struct {
 // MaxPath is the kernel's maximum length of a unix socket's path, in bytes.
 const MaxPath = 107
 
-// Listen listens on a socket at path. It replaces a socket file that is not
-// served, returns EADDRINUSE for one that is, and leaves anything that is not a
-// socket alone. Closing the listener removes the file.
+// Listen listens on a socket at path. It replaces a socket file that no process
+// serves, and returns EADDRINUSE for one that is served. It does not replace a
+// file that is not a socket. Closing the listener removes the file.
 func Listen(path string, mode fs.FileMode) (*Listener, error) {
 	l, err := listen(path, mode)
 	if err != nil {
@@ -45,7 +45,8 @@ func listen(path string, mode fs.FileMode) (*Listener, error) {
 	if err := clear(path); err != nil {
 		return nil, err
 	}
-	// bind creates the file with the mode of the socket, minus the umask.
+	// bind gives the file the mode of the socket's descriptor, minus the umask,
+	// so the descriptor's mode is set first.
 	narrow := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), uint32(mode)) }), err)
@@ -67,7 +68,8 @@ func listen(path string, mode fs.FileMode) (*Listener, error) {
 	return &Listener{UnixListener: l, path: path, file: info}, nil
 }
 
-// clear makes sure that path is not being served, and removes a dead socket.
+// clear returns an error if path is being served, and removes a socket file that
+// is not.
 func clear(path string) error {
 	info, err := os.Lstat(path)
 	switch {

@@ -12,7 +12,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// short returns a directory whose name is short enough for socket paths.
+// short returns a temporary directory with a name short enough for socket paths.
 func short(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "sock-")
 	errtest.None(t, err)
@@ -34,7 +34,7 @@ func TestModeAndPeer(t *testing.T) {
 		c, err := net.Dial("unix", path)
 		errtest.None(t, err)
 		defer c.Close()
-		for range 2 { // the second listener looked, and left
+		for range 2 { // the second attempt must not have disturbed the first listener
 			in, err := l.AcceptUnix()
 			errtest.None(t, err)
 			if p, err := PeerOf(in); err != nil || p != (Peer{os.Getuid(), os.Getgid(), os.Getpid()}) {

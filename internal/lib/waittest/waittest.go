@@ -1,5 +1,5 @@
-// Package waittest polls for conditions in tests that run on the real clock.
-// Inside a synctest bubble, wait with synctest.Wait instead.
+// Package waittest polls for conditions in tests that use the real clock. Inside
+// a synctest bubble, use synctest.Wait instead.
 package waittest
 
 import (
@@ -11,19 +11,19 @@ import (
 	"time"
 )
 
-// Timeout bounds every wait. It is long because a test that passes never
-// waits for it, and a guest on a busy machine boots in tens of seconds.
+// Timeout bounds every wait. It is long because passing tests never wait for it,
+// and because booting a guest on a busy machine takes tens of seconds.
 const Timeout = 2 * time.Minute
 
-// The time between two checks grows from shortest to longest, so that a long
-// wait takes little from a busy machine.
+// The interval between two checks grows from shortest to longest, so that a long
+// wait causes little load on a busy machine.
 const (
 	shortest = 5 * time.Millisecond
 	longest  = 100 * time.Millisecond
 )
 
-// Until polls cond and returns as soon as it is true. It fails the test, naming
-// what was awaited, if cond is not true within Timeout.
+// Until polls cond and returns as soon as cond is true. If that takes longer than
+// Timeout, it fails the test and names what was awaited.
 func Until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	if !Within(Timeout, cond) {
@@ -31,8 +31,8 @@ func Until(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// NoError calls try repeatedly and returns as soon as it returns
-// nil. It fails the test with the last error if that takes longer than Timeout.
+// NoError calls try repeatedly and returns as soon as try returns nil. If that
+// takes longer than Timeout, it fails the test with the last error.
 func NoError(t testing.TB, what string, try func() error) {
 	t.Helper()
 	last := errors.New("not tried")
@@ -41,9 +41,9 @@ func NoError(t testing.TB, what string, try func() error) {
 	}
 }
 
-// Within checks cond repeatedly, at least once and for at most limit, and
-// reports whether it became true. The interval between two checks is a
-// twentieth of the time waited so far, from 5 to 100 ms.
+// Within checks cond repeatedly, at least once and for at most limit, and reports
+// whether cond became true. The interval between two checks is a twentieth of the
+// time waited so far, but from 5 to 100 ms.
 func Within(limit time.Duration, cond func() bool) bool {
 	for began := time.Now(); !cond(); {
 		waited := time.Since(began)
@@ -61,8 +61,8 @@ func Stays(d time.Duration, cond func() bool) bool {
 	return !Within(d, func() bool { return !cond() })
 }
 
-// Receive returns the next value of c. It fails the test if c is closed or
-// has no value within Timeout.
+// Receive returns the next value of c. It fails the test if c is closed, or if no
+// value arrives within Timeout.
 func Receive[T any](t testing.TB, what string, c <-chan T) T {
 	t.Helper()
 	select {
@@ -87,8 +87,8 @@ func Context(t testing.TB) context.Context {
 	return ctx
 }
 
-// Goroutines waits until at most n goroutines exist. It returns the stacks of
-// all goroutines if that takes longer than Timeout, "" otherwise.
+// Goroutines waits until at most n goroutines exist and returns "". If that takes
+// longer than Timeout, it returns the stacks of all goroutines.
 func Goroutines(n int) string {
 	if Within(Timeout, func() bool { return runtime.NumGoroutine() <= n }) {
 		return ""
@@ -97,7 +97,8 @@ func Goroutines(n int) string {
 	return fmt.Sprintf("%d goroutines, want at most %d:\n%s", runtime.NumGoroutine(), n, buf[:runtime.Stack(buf, true)])
 }
 
-// NoGoroutines fails the test if more than n goroutines remain after Timeout.
+// NoGoroutines waits until at most n goroutines exist, and fails the test if that
+// takes longer than Timeout.
 func NoGoroutines(t testing.TB, n int) {
 	t.Helper()
 	if left := Goroutines(n); left != "" {

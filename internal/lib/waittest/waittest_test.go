@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// record is a test that notes its failure instead of ending the goroutine's test.
+// record is a testing.TB that records a failure instead of failing the test.
 type record struct {
 	testing.TB
 	failed string
@@ -21,7 +21,8 @@ func (r *record) Fatalf(format string, args ...any) {
 	panic(r)
 }
 
-// failure returns what f failed its test with, "" if it did not.
+// failure returns the message with which f failed its test; "" if it did not
+// fail.
 func failure(t *testing.T, f func(testing.TB)) (said string) {
 	r := &record{TB: t}
 	defer func() {

@@ -11,7 +11,7 @@ import (
 )
 
 // TestOnStep sets the clock to its present time, which the kernel reports like
-// any other step. It does so only on request.
+// any other step. It runs only on request.
 func TestOnStep(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	told, ended := make(chan struct{}, 16), make(chan error, 1)

@@ -1,17 +1,17 @@
-// Package wall compares the machine's clocks and reports a suspend of the
-// machine and a step of its wall clock as events.
+// Package wall compares the machine's clocks, and reports a suspend of the
+// machine or a step of its wall clock as an event.
 //
-// Three clocks are read together: CLOCK_MONOTONIC stops while the machine is
-// suspended, CLOCK_BOOTTIME continues, and the wall clock continues and can be
-// set. Boot time minus monotonic time grows only by suspends; wall time minus
-// boot time changes only when the clock is set (slewing moves all three alike).
-// Small changes add up: nothing is lost below the tolerance.
+// It reads three clocks together. CLOCK_MONOTONIC stops while the machine is
+// suspended, CLOCK_BOOTTIME does not, and the wall clock does not either but can
+// be set. Boot time minus monotonic time therefore grows only by suspends, and
+// wall time minus boot time changes only when the clock is set (slewing moves all
+// three alike). Changes below the tolerance add up, so none is lost.
 //
-// It guarantees that a Detector reports each suspend and each step once, with
-// its length. It cannot see what no clock of the machine shows: a hypervisor
-// that stops a whole guest stops all three, and only the correction of the wall
-// clock afterwards is seen, as a step. A testing/synctest bubble controls
-// time.Now but not these clocks, so tests inject the reader.
+// It guarantees that a Detector reports each suspend and each step once, with its
+// length. A Detector cannot see what none of the clocks shows: a hypervisor that
+// stops a whole guest stops all three, and only the correction of the wall clock
+// afterwards appears, as a step. A testing/synctest bubble controls time.Now but
+// not these clocks, so tests provide the readings.
 package wall
 
 import (
@@ -21,14 +21,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tolerance is the smallest change that a Detector reports by default. Reading
-// three clocks one after the other takes some microseconds, or some
-// milliseconds if the scheduler intervenes.
+// Tolerance is the default of the smallest change that a Detector reports.
+// Reading the three clocks takes some microseconds, or some milliseconds if the
+// scheduler intervenes.
 const Tolerance = time.Second
 
 // Reading contains the three clocks at one moment.
 type Reading struct {
-	Wall time.Time     // without a monotonic part
+	Wall time.Time     // without a monotonic reading
 	Boot time.Duration // CLOCK_BOOTTIME: since boot, including suspends
 	Mono time.Duration // CLOCK_MONOTONIC: since boot, excluding suspends
 }
@@ -36,8 +36,8 @@ type Reading struct {
 // Read reads the clocks of this machine.
 func Read() (Reading, error) {
 	var best Reading
-	// The two clocks since boot are read around the wall clock. Of a few tries
-	// the one with the shortest time in between is used.
+	// The two clocks since boot are read before and after the wall clock. Of a
+	// few attempts, the one with the shortest time in between is used.
 	width := time.Duration(1<<63 - 1)
 	for range 3 {
 		mono, err := clock(unix.CLOCK_MONOTONIC)
@@ -69,8 +69,8 @@ func clock(id int32) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// Since returns the time between two readings of one boot. It includes suspends
-// and ignores changes of the wall clock.
+// Since returns the time between two readings of the same boot. It includes
+// suspends and is not affected by changes of the wall clock.
 func (r Reading) Since(earlier Reading) time.Duration { return r.Boot - earlier.Boot }
 
 // Kind is the kind of an event of the clocks.
@@ -85,10 +85,10 @@ const (
 // Event is something that happened between two readings.
 type Event struct {
 	Kind Kind
-	// By is the time for which the machine slept (positive), or by which the
+	// By is how long the machine was suspended (positive), or by how much the
 	// wall clock was set forward (positive) or back (negative).
 	By time.Duration
-	// After and Before are the readings around the event.
+	// After and Before are the readings between which the event happened.
 	After, Before Reading
 }
 
@@ -109,13 +109,13 @@ type Detector struct {
 
 	begun bool
 	last  Reading
-	slept time.Duration // boot minus monotonic, as reported so far
-	wall  time.Duration // wall minus boot, as reported so far
+	slept time.Duration // boot minus monotonic time up to the last report
+	wall  time.Duration // wall minus boot time up to the last report
 }
 
 // Observe takes the next reading and returns what happened since the previous
-// one, a suspend before a step. The first reading only sets the baseline. So
-// does one whose boot time is before the previous one's: the machine was
+// one, a suspend before a step. The first reading only sets the baseline. So does
+// a reading whose boot time is before the previous one's, because the machine was
 // rebooted.
 func (d *Detector) Observe(r Reading) []Event {
 	slept, wall := r.Boot-r.Mono, time.Duration(r.Wall.UnixNano())-r.Boot

@@ -10,7 +10,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// machine is three clocks that tests move.
+// machine has three clocks that tests can move.
 type machine struct{ r Reading }
 
 func newMachine() *machine {
@@ -66,8 +66,8 @@ func TestDetector(t *testing.T) {
 }
 
 // TestNothingIsLost checks that the sum of the reported steps differs from the
-// true sum by less than the tolerance, whatever their sizes, and that durations
-// are exact.
+// true sum by less than the tolerance, whatever the sizes of the steps, and that
+// suspends are reported exactly.
 func TestNothingIsLost(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		m := newMachine()

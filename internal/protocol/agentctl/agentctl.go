@@ -1,14 +1,14 @@
-// Package agentctl is the protocol between the command line and an agent over
-// the agent's unix socket: the objects, a client, and the server side as an
+// Package agentctl is the protocol between the command line and an agent over the
+// agent's unix socket: the objects, a client, and the server side as an
 // http.Handler over Agent.
 //
-// Requests and answers are JSON over HTTP, a request at most 1 MiB. An error is
-// a problem document (RFC 9457), here a *httpx.Problem. Field names are a
+// Requests and answers are JSON over HTTP; a request has at most 1 MiB. An error
+// is a problem document (RFC 9457), here a *httpx.Problem. Field names are a
 // contract. Times are RFC 3339 or null, durations are seconds in names that end
 // in _seconds.
 //
-// Authorization is left to the socket's mode and the caller of Handler, which
-// passes the caller's name with WithCaller.
+// The socket's mode and the server that uses Handler control who may connect.
+// That server passes the name of the connected user with WithCaller.
 package agentctl
 
 import (
@@ -25,8 +25,8 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// Agent answers requests. Each method is safe for concurrent use, and an error
-// that is a *httpx.Problem stays one on the wire.
+// Agent answers requests. Each method is safe for concurrent use. An error that
+// is a *httpx.Problem is sent as it is.
 type Agent interface {
 	Status(ctx context.Context) (Status, error)
 	Why(ctx context.Context, at time.Time) (Why, error) // zero for now
@@ -41,7 +41,7 @@ type Agent interface {
 	Halt(ctx context.Context, r HaltRequest) (Status, error)
 }
 
-// Stage is one of the three stages of a check: 1 looks for a connected user, 2
+// Stage is one of the three stages of a check: 1 checks for a connected user, 2
 // for work in the background, 3 for sustained quiet.
 type Stage struct {
 	Number   int    `json:"number"`
@@ -63,7 +63,7 @@ type Config struct {
 // Setting is one value in effect, with its origin.
 type Setting struct {
 	Name   string `json:"name"`
-	Value  string `json:"value"`  // only the program of a command, only the host of an address
+	Value  string `json:"value"`  // of a command only the program, of an address only the host
 	Source string `json:"source"` // default, tags, cache, file, extended
 }
 
@@ -81,7 +81,7 @@ type Outcome struct {
 	PostCancel *Hook      `json:"post_cancel,omitempty"` // set if the action was canceled after pre-stop
 }
 
-// Hook is a run of the pre-stop or the post-cancel hook.
+// Hook is one run of the pre-stop or post-cancel hook.
 type Hook struct {
 	Command  string        `json:"command"` // the program without its arguments
 	User     string        `json:"user"`
@@ -93,7 +93,7 @@ type Hook struct {
 	Error    string        `json:"error"`
 }
 
-// Outcome describes how the hook ended: "ended with code 3 after 2s".
+// Outcome describes how the hook ended, as in "ended with code 3 after 2s".
 func (h *Hook) Outcome() string {
 	took := idle.Human(time.Duration(h.Took))
 	switch {
@@ -116,7 +116,7 @@ func (h *Hook) LastLine() string {
 	return ""
 }
 
-// Alarm is a problem that keeps the agent from doing its work and that a user
+// Alarm is a problem that prevents the agent from doing its work and that a user
 // must know about.
 type Alarm struct {
 	Code     string    `json:"code"`
@@ -137,7 +137,7 @@ type Status struct {
 	BootedAt   time.Time      `json:"booted_at"`
 	ResumedAt  *time.Time     `json:"resumed_at"`
 	Halted     *idle.HaltedBy `json:"halted"`
-	Stage      int            `json:"stage"` // the stage that decided
+	Stage      int            `json:"stage"` // the stage at which the last check decided
 	Stages     []Stage        `json:"stages"`
 	Verdict    idle.Verdict   `json:"verdict"`
 	Readings   []idle.Reading `json:"readings"`
@@ -176,13 +176,14 @@ type ServerLink struct {
 	Error      string     `json:"error"` // why the last report failed
 }
 
-// Memory is shown beside stage 2 and does not affect it.
+// Memory is the machine's memory use. It is shown beside stage 2 and does not
+// affect the verdict.
 type Memory struct {
 	TotalBytes     uint64 `json:"total_bytes"`
 	AvailableBytes uint64 `json:"available_bytes"`
 }
 
-// Timer is a pending systemd timer that would have run next.
+// Timer is a systemd timer that would have run while the machine is stopped.
 type Timer struct {
 	Unit string    `json:"unit"`
 	Next time.Time `json:"next"`
@@ -199,12 +200,12 @@ type Counters struct {
 	Resumes   uint64 `json:"resumes"`
 }
 
-// Why explains why the machine runs, or what would end it.
+// Why explains why the machine is running, or what would end that.
 type Why struct {
 	why.Account
 	Sentence string         `json:"sentence"` // the answer
 	Readings []idle.Reading `json:"readings"`
-	Last     *Outcome       `json:"last_action"`        // the last one before the requested time
+	Last     *Outcome       `json:"last_action"`        // the last action before the requested time
 	Upcoming []Upcoming     `json:"upcoming,omitempty"` // as in Status; absent for a past time
 }
 
@@ -215,14 +216,14 @@ type Reload struct {
 	Config  []Config     `json:"config"`
 }
 
-// SnoozeRequest blocks idle actions until Until, or for For from now. If both
-// are empty it ends a snooze.
+// SnoozeRequest blocks idle actions until Until, or for the duration For from
+// now. If both are empty it ends a snooze.
 type SnoozeRequest struct {
 	For   idle.Duration `json:"for_seconds,omitzero"`
 	Until time.Time     `json:"until,omitzero"`
 }
 
-// CompleteRequest reports that the work that the machine was started for is
+// CompleteRequest reports that the work for which the machine was started is
 // done.
 type CompleteRequest struct {
 	Status  string `json:"status"` // success, failed, or any word; default success
@@ -230,7 +231,7 @@ type CompleteRequest struct {
 	Undo    bool   `json:"undo,omitempty"` // revoke a completion; the other fields are then ignored
 }
 
-// ExtendRequest moves the TTL by For: from its deadline, or from now if the
+// ExtendRequest postpones the TTL by For: from its deadline, or from now if the
 // deadline has passed. For must be above 0 and at most 30 days.
 type ExtendRequest struct {
 	For idle.Duration `json:"for_seconds"`
@@ -279,14 +280,14 @@ const (
 
 var statuses = map[string]int{CodeBadRequest: http.StatusBadRequest, CodeNotFound: http.StatusNotFound, CodeRefused: http.StatusConflict}
 
-// Refusal returns a refusal with one of the codes.
+// Refusal returns a problem that refuses a request with one of the codes.
 func Refusal(code, format string, args ...any) *httpx.Problem {
 	return httpx.NewProblem(statuses[code], code, fmt.Sprintf(format, args...))
 }
 
 type callerKey struct{}
 
-// WithCaller adds the name of the caller to ctx, for the record.
+// WithCaller returns ctx with the name of the caller, which the agent records.
 func WithCaller(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, callerKey{}, name)
 }

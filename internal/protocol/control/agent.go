@@ -17,7 +17,7 @@ import (
 )
 
 // AgentReport is an agent's report to a server. Its times are those of the
-// agent's clock; the server uses them only as ages relative to At.
+// agent's clock, so the server uses them only as ages relative to At.
 type AgentReport struct {
 	At         time.Time      `json:"at"`       // when it was sent
 	Sequence   uint64         `json:"sequence"` // increases with every report since StartedAt
@@ -30,11 +30,11 @@ type AgentReport struct {
 	Interval   idle.Duration  `json:"interval_seconds"` // maximum time until the next report
 	Readings   []idle.Reading `json:"readings"`
 	LastUse    time.Time      `json:"last_use"`              // newest use of any signal; the agent's start counts as use
-	LastUseBy  string         `json:"last_use_by,omitempty"` // the signal that showed it; empty for the start
+	LastUseBy  string         `json:"last_use_by,omitempty"` // the signal that showed it; empty if it is the start
 	Idle       float64        `json:"idle_minutes"`
 	Holder     string         `json:"pause_holder"` // who decides, according to the agent
-	// Holds were set by users and hooks on the machine itself: leases, a snooze,
-	// a veto, a halt. They also block a pause by the controller.
+	// Holds are leases, a snooze, a veto or a halt that users and hooks set on
+	// the machine itself. They also block a pause by the controller.
 	Holds  []idle.Block `json:"holds,omitempty"`
 	Alarms []AgentAlarm `json:"alarms,omitempty"`
 	// HookSeconds is how long the pre-stop hook may take; 0 means that there is
@@ -42,13 +42,13 @@ type AgentReport struct {
 	HookSeconds float64      `json:"hook_seconds,omitempty"`
 	Ordered     *AgentDone   `json:"ordered,omitempty"` // the last order
 	Action      *AgentAction `json:"action,omitempty"`  // the agent's own action, in progress or last
-	// Judged holds what the agent's verdict depends on in addition to its
-	// readings; nil from an earlier version.
+	// Judged is what the agent's verdict depends on besides its readings. It is
+	// nil in reports of an earlier version.
 	Judged *AgentJudged `json:"judged,omitempty"`
 }
 
-// AgentJudged holds what an agent's verdict depends on in addition to its
-// readings, for later questions to the server.
+// AgentJudged is what an agent's verdict depends on besides its readings. The
+// server stores it to answer questions later.
 type AgentJudged struct {
 	Policy       idle.Policy  `json:"policy"`
 	ResumedAt    time.Time    `json:"last_resumed_at,omitzero"`
@@ -56,7 +56,7 @@ type AgentJudged struct {
 	WarnedAt     time.Time    `json:"warning_sent_at,omitzero"`
 	Leases       []idle.Lease `json:"leases,omitempty"`
 	Guards       []idle.Block `json:"guards,omitempty"`
-	// NotAsked are relevant signals that were not read because others are
+	// NotAsked lists relevant signals that were not read because others are
 	// active.
 	NotAsked []string `json:"not_asked,omitempty"`
 	// Peaks are the highest values of signals since the previous report.
@@ -69,15 +69,15 @@ type AgentAlarm struct {
 	Sentence string `json:"sentence"`
 }
 
-// AgentAction is an action of the agent's own. With phase intent the agent asks
-// for permission: it acts only if the answer contains no refusal.
+// AgentAction is an action of the agent itself. With phase intent the agent asks
+// for permission, and acts only if the answer contains no refusal.
 type AgentAction struct {
 	Generation uint64 `json:"generation"`
 	Action     string `json:"action"` // stop, hibernate
 	Reason     string `json:"reason"` // idle_timeout, ttl, completion
 	Phase      string `json:"phase"`  // intent, or a phase of agentctl.Outcome
 	Detail     string `json:"detail,omitempty"`
-	// At is when the action began; zero from an agent of an earlier version.
+	// At is when the action began. It is zero in reports of an earlier version.
 	At time.Time `json:"at,omitzero"`
 }
 
@@ -91,9 +91,9 @@ type AgentDone struct {
 	Error      string `json:"error,omitempty"`
 }
 
-// AgentOrder tells an agent that does not decide to prepare for a stop by the
-// controller. The agent runs the pre-stop hook once, reads every signal again,
-// and reports immediately while the order is pending.
+// AgentOrder tells an agent that does not decide itself to prepare for a stop by
+// the controller. The agent runs the pre-stop hook once, reads every signal
+// again, and reports immediately while the order is pending.
 type AgentOrder struct {
 	Generation int64  `json:"generation"`
 	Action     string `json:"action"`
@@ -111,25 +111,25 @@ type AgentWarning struct {
 
 // AgentAnswer is a server's answer to a report.
 type AgentAnswer struct {
-	WorkerID string `json:"worker_id,omitempty"`    // empty if no worker is this machine
-	Holder   string `json:"pause_holder,omitempty"` // pause holder of that worker
+	WorkerID string `json:"worker_id,omitempty"`    // the worker of this machine; empty if it has none
+	Holder   string `json:"pause_holder,omitempty"` // who decides about pauses of that worker
 	Halted   bool   `json:"halted"`                 // the whole fleet is halted
-	Halt     string `json:"halt,omitempty"`         // who halted it, since when, until when and why
-	// HaltLeft is the remaining time of the halt, in seconds; 0 for one without
-	// an end.
+	Halt     string `json:"halt,omitempty"`         // who halted the fleet, since when, until when and why
+	// HaltLeft is the remaining time of the halt in seconds; 0 if the halt has no
+	// end.
 	HaltLeft float64 `json:"halt_left_seconds,omitempty"`
-	// HaltedBy is the halt; nil while the fleet is not halted, and from an older
-	// server.
+	// HaltedBy is the halt. It is nil while the fleet is not halted, and in
+	// answers of an older server.
 	HaltedBy *idle.HaltedBy `json:"halted_by,omitempty"`
 	Refused  string         `json:"refused,omitempty"` // why the intent must not be carried out
 	Order    *AgentOrder    `json:"order,omitempty"`
 	Warning  *AgentWarning  `json:"warning,omitempty"`
-	// AllClear reports that no stop of the worker is announced or intended,
-	// which withdraws an earlier warning of the server.
+	// AllClear means that no stop of the worker is announced or intended. It
+	// withdraws an earlier warning by the server.
 	AllClear bool `json:"all_clear,omitempty"`
 	// TTLDeadline is the worker's expiry according to its record. TTLFromTag
-	// reports that the record takes it from the machine's tag and follows
-	// changes of the tag.
+	// means that the record takes it from the machine's tag and follows changes
+	// of the tag.
 	TTLDeadline *time.Time `json:"ttl_deadline,omitempty"`
 	TTLAction   string     `json:"ttl_action,omitempty"`
 	TTLFromTag  bool       `json:"ttl_from_tag,omitempty"`
@@ -142,23 +142,23 @@ type AgentView struct {
 	Report     AgentReport `json:"report"`
 }
 
-// AgentWhy explains why the machine of an agent runs, based on the agent's
+// AgentWhy explains why an agent's machine is running, based on the agent's
 // reports.
 type AgentWhy struct {
 	why.Account
 	Machine  string `json:"machine"`
 	WorkerID string `json:"worker_id,omitempty" doc:"The worker's id; absent if the machine is not a worker"`
-	// Readings is "live" from the last report, "recorded" from what a server
-	// stored, or "unknown" if the agent does not report.
+	// Readings is "live" if the readings are from the last report, "recorded" if
+	// a server had stored them, or "unknown" if the agent does not report.
 	Readings string `json:"readings" enum:"live,recorded,unknown"`
-	// Unheard is why there are no readings; empty if there are some.
+	// Unheard is why there are no readings; empty if there are.
 	Unheard string `json:"unheard,omitempty"`
-	// Last are the newest audit entries about the worker up to the time asked
-	// about, newest first; empty if no worker is this machine.
+	// Last lists the newest audit entries about the worker up to the requested
+	// time, newest first. It is empty if the machine is no worker.
 	Last []audit.Entry `json:"last"`
 }
 
-// Bounds of a report.
+// Limits of a report.
 const (
 	maxReadings  = 64
 	maxHolds     = 64
@@ -214,7 +214,7 @@ func (r *AgentReport) Check() error {
 	return errors.Join(errs...)
 }
 
-// maxJudged is the longest duration that a policy may contain.
+// maxJudged bounds the durations in a reported policy.
 const maxJudged = 366 * 24 * time.Hour
 
 func (j *AgentJudged) check() error {
@@ -247,7 +247,8 @@ func (c *Client) Report(ctx context.Context, machine string, r AgentReport) (Age
 	return tell[AgentAnswer](ctx, c, agentPath(machine, "report"), r)
 }
 
-// Enrollment identifies the machine that enrolls. Its secret is the bearer token.
+// Enrollment identifies the machine that enrolls. The enrollment secret is sent
+// as the bearer token.
 type Enrollment struct {
 	InstanceID string `json:"instance_id" minLength:"1" maxLength:"128" doc:"Instance ID of the machine, from its metadata service"`
 }
@@ -269,8 +270,8 @@ func agentPath(machine string, below ...string) string {
 	return "/agents/" + strings.Join(append([]string{url.PathEscape(machine)}, below...), "/")
 }
 
-// AgentWhy explains why an agent's machine runs or was stopped, now or at a
-// past time; zero means now.
+// AgentWhy explains why an agent's machine is running or was stopped, now or at a
+// past time. A zero at means now.
 func (c *Client) AgentWhy(ctx context.Context, machine string, at time.Time) (AgentWhy, error) {
 	path := api + agentPath(machine, "why")
 	if !at.IsZero() {
@@ -279,16 +280,15 @@ func (c *Client) AgentWhy(ctx context.Context, machine string, at time.Time) (Ag
 	return get[AgentWhy](ctx, c, path)
 }
 
-// tell sends a machine's message to a path below /api/v1, once. It carries no
-// idempotency key, because it is not stored: a repeated message has no further
-// effect.
+// tell sends a machine's message to a path below /api/v1, without a retry. It has
+// no idempotency key, because a repeated message has no further effect.
 func tell[T any](ctx context.Context, c *Client, path string, in any) (out T, err error) {
 	_, err = c.api.Do(ctx, httpx.Request{Method: http.MethodPost, Path: api + path, In: in, Once: true}, &out)
 	return out, err
 }
 
 // Outdated reports whether an agent is older than the server, by version number
-// or, if these are unusable, by build date. If they cannot be compared, it
+// or, if these cannot be compared, by build date. If neither can be compared, it
 // returns false.
 func Outdated(version, build, serverVersion, serverBuild string) bool {
 	if version == serverVersion {
@@ -308,7 +308,7 @@ func Outdated(version, build, serverVersion, serverBuild string) bool {
 	return err1 == nil && err2 == nil && mine.Before(theirs)
 }
 
-// numbers parses a version as printed by git describe: 1.2.3, v1.2.3 or
+// numbers parses a version in the form that git describe prints: 1.2.3, v1.2.3 or
 // v1.2.3-4-gabc.
 func numbers(v string) (out [4]int, ok bool) {
 	v, rest, _ := strings.Cut(strings.TrimPrefix(v, "v"), "-")
@@ -324,7 +324,7 @@ func numbers(v string) (out [4]int, ok bool) {
 		out[i] = n
 	}
 	if n, _, found := strings.Cut(rest, "-g"); found {
-		// Commits since the tag; 0 for anything else.
+		// The number of commits since the tag; 0 for any other suffix.
 		out[3], _ = strconv.Atoi(n)
 	}
 	return out, true

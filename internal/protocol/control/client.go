@@ -20,8 +20,9 @@ import (
 	"lull/internal/lib/httpx"
 )
 
-// Client is a client of one server. It is safe for concurrent use. Errors:
-// *httpx.Problem for an error response, *httpx.UnreachableError.
+// Client is a client of one server. It is safe for concurrent use. Its methods
+// return a *httpx.Problem for an error response, and a *httpx.UnreachableError if
+// there is none.
 type Client struct{ api *httpx.Client }
 
 // maxTries is how often a request is sent if connections break. Mutating requests
@@ -42,7 +43,8 @@ func NewClient(address, token string, hc *http.Client) (*Client, error) {
 		Token: token, HTTP: hc, Tries: maxTries}}, nil
 }
 
-// open requests a response that the caller reads and closes.
+// open sends a GET request and returns the response, which the caller reads and
+// closes.
 func (c *Client) open(ctx context.Context, path string, header http.Header) (io.ReadCloser, error) {
 	res, err := c.api.Open(ctx, httpx.Request{Method: http.MethodGet, Path: path, Header: header})
 	if err != nil {
@@ -51,8 +53,9 @@ func (c *Client) open(ctx context.Context, path string, header http.Header) (io.
 	return res.Body, nil
 }
 
-// Call requests path, which begins with a slash, and decodes the response into
-// out unless it is nil. unfinished reports a 202: durable, but not completed.
+// Call sends a request to path, which begins with a slash, and decodes the
+// response into out unless out is nil. unfinished reports that the status was
+// 202: the request is durable but not yet carried out.
 func (c *Client) Call(ctx context.Context, method, path string, in, out any) (unfinished bool, err error) {
 	status, err := c.api.Do(ctx, httpx.Request{Method: method, Path: path, In: in}, out)
 	return status == http.StatusAccepted, err
@@ -118,7 +121,8 @@ func (c *Client) Worker(ctx context.Context, ref string) (worker.Worker, error) 
 	return w, err
 }
 
-// Known is like Worker but falls back to the last terminated worker of that name.
+// Known returns a worker like Worker. If there is none with that name, it returns
+// the last terminated one.
 func (c *Client) Known(ctx context.Context, ref string) (worker.Worker, error) {
 	w, err := c.Worker(ctx, ref)
 	p, missing := errors.AsType[*httpx.Problem](err)
@@ -142,7 +146,8 @@ func (c *Client) Do(ctx context.Context, id, verb string, in any) (w worker.Work
 	return w, unfinished, err
 }
 
-// Why explains why a worker runs or not, at a given time; zero means now.
+// Why explains why a worker is running or stopped at the given time. A zero at
+// means now.
 func (c *Client) Why(ctx context.Context, id string, at time.Time) (Why, error) {
 	path := WorkerPath(id, "why")
 	if !at.IsZero() {
@@ -151,7 +156,8 @@ func (c *Client) Why(ctx context.Context, id string, at time.Time) (Why, error) 
 	return get[Why](ctx, c, path)
 }
 
-// DetectIdle checks a worker now and waits for the result until ctx ends.
+// DetectIdle makes the server check a worker now. It waits for the result until
+// ctx ends.
 func (c *Client) DetectIdle(ctx context.Context, id string) (r fleet.Request, err error) {
 	_, err = c.Call(ctx, "POST", WorkerPath(id, "detect-idle"), nil, &r)
 	for err == nil && r.AnsweredAt == nil {
@@ -205,9 +211,10 @@ func AuditValues(q audit.Query) url.Values {
 }
 
 // Simulate requests a simulation of policies. tell is called with the completed
-// share from 0 to 1; its error cancels the request.
+// share, from 0 to 1. If tell returns an error, the request is canceled.
 func (c *Client) Simulate(ctx context.Context, in Simulate, tell func(share float64) error) (Simulation, error) {
-	// With a key the server would withhold the response until the end.
+	// With an idempotency key, the server would withhold the response until the
+	// end.
 	res, err := c.api.Open(ctx, httpx.Request{Method: http.MethodPost, Path: api + "/simulate/progress", In: in, Once: true})
 	if err != nil {
 		return Simulation{}, err
@@ -229,7 +236,8 @@ func (c *Client) Simulate(ctx context.Context, in Simulate, tell func(share floa
 	}
 }
 
-// Backup returns the whole state as sent by the server; the caller closes it.
+// Backup returns a backup of the whole state, as the server sends it. The caller
+// closes it.
 func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
 	return c.open(ctx, "/admin/backup", nil)
 }
@@ -237,8 +245,8 @@ func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
 // maxProfile limits a profile, in bytes.
 const maxProfile = 64 << 20
 
-// Profile returns a pprof profile of the server. kind is cpu, over the given
-// seconds, heap, or goroutine.
+// Profile returns a pprof profile of the server. kind is cpu (measured for the
+// given number of seconds), heap or goroutine.
 func (c *Client) Profile(ctx context.Context, kind string, seconds int) ([]byte, error) {
 	profile, err := c.open(ctx, fmt.Sprintf("/admin/profile?kind=%s&seconds=%d", kind, seconds), nil)
 	if err != nil {
@@ -248,7 +256,7 @@ func (c *Client) Profile(ctx context.Context, kind string, seconds int) ([]byte,
 	return io.ReadAll(io.LimitReader(profile, maxProfile))
 }
 
-// lastID returns the header that resumes a stream after id.
+// lastID returns the request header that resumes a stream after id.
 func lastID(id int64) http.Header {
 	h := http.Header{"Accept": {"text/event-stream"}}
 	if id > 0 {

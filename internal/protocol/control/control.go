@@ -23,23 +23,23 @@ import (
 )
 
 // List is one page of a listing. Next is the cursor of the next page, for
-// ?after=; empty at the end.
+// ?after=; it is empty on the last page.
 type List[T any] struct {
 	Items []T    `json:"items"`
 	Next  string `json:"next,omitempty"`
-	// Total counts the selected items on all pages, if that is known without
-	// reading them.
+	// Total is the number of selected items on all pages. It is nil if it is not
+	// known without reading them.
 	Total *int `json:"total,omitempty"`
 }
 
-// ListDiscovered lists the discovered instances. Scan is the last scan, nil if
-// none has finished.
+// ListDiscovered lists the discovered instances. Scan is the last scan; nil if no
+// scan has finished.
 type ListDiscovered struct {
 	List[fleet.Discovered]
 	Scan *fleet.Scan `json:"scan,omitempty"`
 }
 
-// Why explains why a worker runs, or why and by whom it was stopped.
+// Why explains why a worker is running, or why and by whom it was stopped.
 type Why struct {
 	why.Account
 	WorkerID   string `json:"worker_id"`
@@ -49,11 +49,11 @@ type Why struct {
 	// past time.
 	Standing   Standing          `json:"standing,omitempty"`
 	IdleStatus worker.IdleStatus `json:"idle_status"`
-	// ActivitySourcesReason is why an imported worker is judged by its present
-	// sources; empty if a user chose them.
+	// ActivitySourcesReason is why an imported worker has its activity sources;
+	// empty if a user chose them.
 	ActivitySourcesReason string `json:"activity_sources_reason,omitempty"`
-	// Last are the newest audit entries about the worker up to the time asked
-	// about, newest first.
+	// Last lists the newest audit entries about the worker up to the requested
+	// time, newest first.
 	Last []audit.Entry `json:"last"`
 	// Readings is the origin of the readings: "live", "recorded" or "unknown".
 	Readings string `json:"readings" enum:"live,recorded,unknown"`
@@ -69,22 +69,23 @@ type Why struct {
 	PolicyThen *idle.Policy `json:"policy_then,omitempty" doc:"Policy at a past time, or when it was stopped; absent if not recorded"`
 }
 
-// Timeline contains a worker's signals over a time range. The number of points
-// is bounded: of several points in one interval the most active one is kept.
+// Timeline contains a worker's signals over a time range. The number of points is
+// limited: of several points in an interval, the most active one is kept.
 type Timeline struct {
 	WorkerID string           `json:"worker_id"`
 	From     time.Time        `json:"from"`
 	To       time.Time        `json:"to"`
 	Signals  []TimelineSignal `json:"signals"`
-	// Verdicts are the engine's verdicts, in order. During time that none of
-	// them covers the worker did not run, or the time is in Missing.
+	// Verdicts are the engine's verdicts, in order. In a time that none of them
+	// covers the worker did not run, unless the time is listed in Missing.
 	Verdicts []TimelineVerdict `json:"verdicts"`
-	// Power are the worker's statuses over the whole range, in order.
+	// Power lists the worker's statuses over the whole range, in order.
 	Power   []TimelinePower    `json:"power"`
 	Changes []TimelineChange   `json:"changes"`
 	Missing []evidence.Missing `json:"missing"`
-	// USDPerHour is the current price of the worker's instance type while it runs;
-	// null if there is none, and for a machine that is no worker.
+	// USDPerHour is the current price per hour of the worker's instance type
+	// while running. It is null if the price is unknown or the machine is no
+	// worker.
 	USDPerHour *float64 `json:"usd_per_hour"`
 }
 
@@ -97,7 +98,7 @@ type TimelineSignal struct {
 }
 
 // TimelinePoint is one reading. It applies until the next point, or until Until
-// if there was no later check.
+// if no later check followed.
 type TimelinePoint struct {
 	At    time.Time  `json:"at"`
 	Until time.Time  `json:"until"`
@@ -128,7 +129,8 @@ type TimelineChange struct {
 	evidence.Change
 }
 
-// SimulatedPolicy names a policy, or specifies values under a name.
+// SimulatedPolicy is a policy to simulate: a named policy, or values under a name
+// of their own.
 type SimulatedPolicy struct {
 	Name           string `json:"name" minLength:"1" maxLength:"128"`
 	TimeoutMinutes int    `json:"timeout_minutes,omitempty" minimum:"0" maximum:"525600" doc:"0 uses the named policy's value"`
@@ -157,9 +159,9 @@ type Simulate struct {
 	WindowMinutes int               `json:"window_minutes,omitempty" minimum:"0" maximum:"1440" doc:"Use this soon after a pause makes it a false stop; 0 is 15"`
 }
 
-// Simulation is the answer. Recommended is the policy without a false stop that
-// saves the most money, or the most hours if the money of one is unknown; empty
-// if there is none.
+// Simulation is the result of a Simulate request. Recommended is the policy
+// without false stops that saves the most money, or the most hours if the money
+// saved by one of them is unknown. It is empty if every policy has false stops.
 type Simulation struct {
 	From          time.Time          `json:"from"`
 	To            time.Time          `json:"to"`
@@ -171,7 +173,7 @@ type Simulation struct {
 }
 
 // SimulateStep is a progress line of a simulation. The last one contains the
-// answer, or why there is none.
+// result or an error.
 type SimulateStep struct {
 	Share      float64     `json:"share" minimum:"0" maximum:"1" doc:"Of the time that has been replayed"`
 	Simulation *Simulation `json:"simulation,omitempty"`
@@ -192,8 +194,8 @@ type SimulatedOutcome struct {
 	Stops          []evidence.Stop `json:"stops" doc:"False stops first, at most 200"`
 }
 
-// Savings contains what real stops avoided, and the idle time that was not
-// avoided.
+// Savings contains what actual stops saved, and the idle time during which
+// workers were not stopped.
 type Savings struct {
 	From   time.Time     `json:"from"`
 	To     time.Time     `json:"to"`
@@ -203,21 +205,22 @@ type Savings struct {
 	// Days is the part of the time range, in days, during which a worker
 	// existed. Daily savings are averages over it.
 	Days float64 `json:"days"`
-	// Periods are the same for each day, week or month; empty unless requested.
+	// Periods contains the same figures for each day, week or month; empty unless
+	// requested.
 	Periods []SavingsPeriod `json:"periods,omitempty"`
-	// NotAvoided are the hours for which workers ran idle, by what kept them
-	// running: the code of a block, about_to_be_paused or not_recorded.
+	// NotAvoided is the number of hours for which workers ran idle, by what kept
+	// them running: the code of a block, about_to_be_paused or not_recorded.
 	NotAvoided map[string]float64 `json:"idle_hours_not_avoided"`
-	// IdleByHour are those hours by the hour of the week in the time zone,
-	// starting on Sunday at midnight.
+	// IdleByHour is the same hours by hour of the week in the time zone, starting
+	// on Sunday at midnight.
 	IdleByHour []float64 `json:"idle_by_hour_of_week"`
-	// Idle is the same for each group that idle_by names and that was idle, the
-	// costliest first, then those without a price, the idlest first. IdleGroups is
-	// the number of groups without idle_limit.
+	// Idle contains the same for each group of idle_by that was idle. Groups with
+	// a price come first, costliest first; then the others, most idle first.
+	// IdleGroups is the number of groups without the limit idle_limit.
 	Idle       []IdlePattern      `json:"idle,omitempty"`
 	IdleGroups int                `json:"idle_groups,omitempty"`
 	Missing    []evidence.Missing `json:"missing"`
-	// MissingPrices are the rows missing from the server's price table.
+	// MissingPrices lists rows that the server's price table lacks.
 	MissingPrices []savings.MissingPrice `json:"missing_prices" doc:"Prices that these workers need and that the server's price table lacks"`
 }
 
@@ -252,8 +255,8 @@ type PriceRefresh struct {
 	Missing   []savings.MissingPrice `json:"missing_prices" doc:"Prices that the workers need and AWS does not list"`
 }
 
-// SavingsPeriod is a part of the time range: a day, a week from Monday, or a
-// month in the time zone. The first and the last may be cut short.
+// SavingsPeriod is a day, a week beginning on Monday, or a month of the time
+// range, in the time zone. The first and the last may be incomplete.
 type SavingsPeriod struct {
 	From   time.Time     `json:"from"`
 	To     time.Time     `json:"to"`
@@ -261,8 +264,9 @@ type SavingsPeriod struct {
 	Total  savings.Sum   `json:"total"`
 }
 
-// IdlePattern shows when a group ran idle, and its state in the other hours of
-// the week: 168 sums of hours each, beginning with Sunday at midnight.
+// IdlePattern shows when the workers of a group ran idle, and their state in the
+// other hours. Each list has 168 sums of hours, one for each hour of the week,
+// beginning on Sunday at midnight.
 type IdlePattern struct {
 	Key     string    `json:"key"`
 	Name    string    `json:"name,omitempty"`
@@ -270,20 +274,20 @@ type IdlePattern struct {
 	InUse   []float64 `json:"in_use_by_hour_of_week"`
 	Stopped []float64 `json:"stopped_by_hour_of_week"`
 	Unknown []float64 `json:"unknown_by_hour_of_week" doc:"Hours in which it existed and that are not recorded or whose signals are unknown"`
-	// IdleUSD is the compute cost of the idle hours, except UnpricedHours. Null if
-	// no idle hour has a price.
+	// IdleUSD is the compute cost of the idle hours, except UnpricedHours. It is
+	// null if no idle hour has a known price.
 	IdleUSD       *float64 `json:"idle_usd"`
 	UnpricedHours float64  `json:"unpriced_idle_hours"`
 }
 
-// Sample is one metric: a value with its time, or why there is none.
+// Sample is one metric: a value with its time, or the reason why there is none.
 type Sample struct {
 	Value *float64   `json:"value"`
 	At    *time.Time `json:"at"`
 	Error string     `json:"error,omitempty"`
 }
 
-// Metrics are the metrics of a worker. Null means unknown; samples have the
+// Metrics are the metrics of a worker. Null means unknown; Samples contains the
 // reasons.
 type Metrics struct {
 	WorkerID          string          `json:"worker_id"`
@@ -296,14 +300,14 @@ type Metrics struct {
 	CMLVersion        string          `json:"cml_version,omitempty"`
 	CollectedAt       *time.Time      `json:"collected_at"`
 	CMLError          string          `json:"cml_error,omitempty"`
-	// Samples are the utilizations with their times, by name.
+	// Samples contains the utilizations with their times, by name.
 	Samples map[string]Sample `json:"samples,omitempty"`
-	// Readings is "live", or "unknown" if this answer comes from the stored
-	// record because no server that observes the worker can be reached.
+	// Readings is "live", or "unknown" if no server that observes the worker can
+	// be reached. The answer then comes from the stored record.
 	Readings string `json:"readings" enum:"live,unknown"`
 }
 
-// Observation is the part of the owner's state of a worker that is not in the
+// Observation is what the server that owns a worker knows about it and does not
 // store. Nil parts are unknown.
 type Observation struct {
 	Status    *worker.IdleStatus `json:"idle_status,omitempty"`
@@ -395,19 +399,21 @@ type Machine struct {
 	ReportedAt *time.Time      `json:"reported_at"`
 	AgeSeconds float64         `json:"age_seconds"`
 	Report     json.RawMessage `json:"report,omitempty"`
-	// Server is the server that the machine reports to. If that is not the
-	// server asked, Report is empty, and ReportedAt is when the machine last
+	// Server is the server to which the machine reports. If it is not the server
+	// that answers, Report is empty and ReportedAt is when the machine last
 	// reported something new.
 	Server string `json:"server,omitempty"`
-	// For agents: the worker, the agent's version, and whether the agent is
-	// older than the server or has not reported for twice its interval.
+	// Set for agents only. WorkerID is the machine's worker. The others are the
+	// agent's version, whether it is older than the server, and whether it has
+	// not reported for twice its interval.
 	WorkerID string `json:"worker_id,omitempty"`
 	Version  string `json:"version,omitempty"`
 	Outdated bool   `json:"outdated,omitempty"`
 	Stale    bool   `json:"stale,omitempty"`
 }
 
-// Agent returns an agent's report, or a zero report if it cannot be read.
+// Agent returns the report of an agent, or a zero report if m has none that can
+// be decoded.
 func (m Machine) Agent() (r AgentReport) {
 	if m.Kind != "agent" || json.Unmarshal(m.Report, &r) != nil {
 		return AgentReport{}
@@ -415,13 +421,15 @@ func (m Machine) Agent() (r AgentReport) {
 	return r
 }
 
-// Health is the response of /healthz and /readyz: what is wrong, by part.
+// Health is the response of /healthz and /readyz. It lists what is wrong, by part
+// of the server.
 type Health struct {
 	Status string            `json:"status" enum:"ok,starting,failing"`
 	Parts  map[string]string `json:"parts,omitempty"`
 }
 
-// Shards lists the servers that share the fleet and what this one owns.
+// Shards lists the servers that share the fleet, and the shards that this server
+// owns.
 type Shards struct {
 	Server       string   `json:"server" doc:"The server that answers"`
 	Role         string   `json:"role"`
@@ -449,22 +457,21 @@ type Session struct {
 	Host    string `json:"host,omitempty" doc:"Name of the only host that this server shows, without a fleet; absent at a server of a fleet"`
 }
 
-// Auth describes the login besides tokens. Without an issuer all fields are
-// empty.
+// Auth describes how users can log in besides with tokens. Without an OIDC issuer
+// all fields are empty.
 type Auth struct {
 	Issuer   string `json:"issuer,omitempty"`
 	ClientID string `json:"client_id,omitempty"`
 	Login    string `json:"login,omitempty" doc:"Start page for a browser"`
 }
 
-// Reset tells a reader of the event stream that events may be missing, so that
-// it reads the current state again.
+// Reset is sent in the event stream when events may be missing. The reader must
+// then read the current state again.
 type Reset struct {
 	Reason string `json:"reason"`
 }
 
-// TemplateBody is a template in a request. It is enabled unless enabled is
-// false.
+// TemplateBody is a template in a request. Enabled defaults to true.
 type TemplateBody struct {
 	Name               string                `json:"name,omitempty" maxLength:"128" doc:"The name in the path"`
 	Description        string                `json:"description,omitempty" maxLength:"1024"`

@@ -11,8 +11,8 @@ import (
 	"lull/internal/lib/httpx"
 )
 
-// HaltTurn requests the fleet's halt: at once if it differs from the one that
-// the machine knows, otherwise as soon as it changes.
+// HaltTurn requests the fleet's halt. The server answers at once if the halt
+// differs from the one that the machine knows, otherwise as soon as it changes.
 type HaltTurn struct {
 	Known string  `json:"known,omitempty" maxLength:"128" doc:"mark of the previous answer; empty requests an immediate answer"`
 	Wait  float64 `json:"wait_seconds,omitempty" minimum:"0" maximum:"60" doc:"How long to wait for a change"`
@@ -23,15 +23,16 @@ type HaltAnswer struct {
 	Mark string `json:"mark" doc:"Send it back as known with the next request"`
 	// Halt is nil while the fleet is not halted.
 	Halt *idle.HaltedBy `json:"halt,omitempty" doc:"Who halted the fleet, since when, until when and why; absent while it is not halted"`
-	// Left is the remaining time of the halt, so that the machine's clock does
-	// not matter; 0 for one without an end.
+	// Left is the remaining time of the halt in seconds, so that the machine's
+	// clock does not matter. It is 0 if the halt has no end.
 	Left float64 `json:"left_seconds,omitempty" doc:"Remaining time of the halt; absent if it has no end"`
-	// Again is the delay before the next request. A server with too many
-	// waiting requests answers immediately and sets it.
+	// Again is the delay before the next request. A server that has too many
+	// waiting requests sets it and answers immediately.
 	Again float64 `json:"again_after_seconds,omitempty" doc:"Pause before the next request, in seconds"`
 }
 
-// Machine returns the halt for a machine whose clock shows now; nil for none.
+// Machine converts the answer to a halt by a machine's clock, which shows now. It
+// returns nil if there is no halt.
 func (a HaltAnswer) Machine(now time.Time) *idle.HaltedBy {
 	if a.Halt == nil {
 		return nil
@@ -45,8 +46,8 @@ func (a HaltAnswer) Machine(now time.Time) *idle.HaltedBy {
 	return &h
 }
 
-// Machine returns the halt in an answer for a machine whose clock shows now;
-// nil for none.
+// Machine converts the halt in the answer to one by a machine's clock, which
+// shows now. It returns nil if there is no halt.
 func (a AgentAnswer) Machine(now time.Time) *idle.HaltedBy {
 	switch {
 	case !a.Halted:
@@ -67,8 +68,9 @@ func (c *Client) AwaitHostHalt(ctx context.Context, host string, t HaltTurn) (Ha
 	return tell[HaltAnswer](ctx, c, hostPath(host, "halt"), t)
 }
 
-// Limits of following the halt. A server that comes back is asked within
-// haltMost, so that a halt set in the meantime reaches the machine within 5 s.
+// Limits for following the halt. When a server becomes reachable again, it is
+// asked within haltMost, so that a halt set in the meantime reaches the machine
+// within 5 s.
 const (
 	haltWait    = 40 * time.Second
 	haltLimit   = haltWait + 10*time.Second
@@ -78,8 +80,8 @@ const (
 	haltSpace   = 200 * time.Millisecond
 )
 
-// FollowHalt requests the fleet's halt until ctx ends, and passes every answer
-// to heard, with the time of the request. Failures are retried without calling
+// FollowHalt requests the fleet's halt until ctx ends. It calls heard with every
+// answer and the time of its request. Failures are retried without a call of
 // heard, so the last known halt stays in effect.
 func FollowHalt(ctx context.Context, ask func(context.Context, HaltTurn) (HaltAnswer, error), heard func(a HaltAnswer, asked time.Time)) {
 	turn, failures := HaltTurn{Wait: haltWait.Seconds()}, 0

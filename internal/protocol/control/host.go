@@ -14,14 +14,14 @@ import (
 	"lull/internal/core/why"
 )
 
-// HostReport describes all instances of a host, or those that changed since the
-// previous report. Times are those of the host's clock; the server converts them
-// to ages relative to At.
+// HostReport describes the instances of a host: all of them, or those that
+// changed since the previous report. Times are those of the host's clock; the
+// server converts them to ages relative to At.
 type HostReport struct {
 	Host     string    `json:"host"`           // name of the host
 	At       time.Time `json:"at"`             // when the report was sent
 	Sequence uint64    `json:"sequence"`       // counts reports since StartedAt, from 1
-	After    uint64    `json:"after"`          // sequence this report builds on; 0 for a full report
+	After    uint64    `json:"after"`          // sequence of the report that this one adds to; 0 for a full report
 	More     bool      `json:"more,omitempty"` // more parts follow immediately
 
 	StartedAt time.Time      `json:"started_at"`
@@ -29,21 +29,21 @@ type HostReport struct {
 	BuildDate string         `json:"build_date,omitempty"`
 	Interval  idle.Duration  `json:"interval_seconds"` // maximum time until the next report
 	Halted    bool           `json:"halted"`
-	Halt      *idle.HaltedBy `json:"halt,omitempty"` // who halted it, since when, until when and why
+	Halt      *idle.HaltedBy `json:"halt,omitempty"` // the host's halt: by whom, since when, until when and why
 	Counts    map[string]int `json:"counts"`         // number of instances by state
 	Memory    HostMemory     `json:"memory"`
 	Faults    []string       `json:"faults"` // problems of the host
 	// Commands reports whether the host carries out commands from the server.
 	Commands bool `json:"commands,omitempty"`
-	// LeftOut counts instances not included, because there are more than
-	// MaxHostInstances.
+	// LeftOut is the number of instances beyond MaxHostInstances, which are not
+	// included.
 	LeftOut int `json:"left_out,omitempty"`
 
 	Instances []HostInstance `json:"instances"`
 	Gone      []string       `json:"gone"` // ids of removed instances
 }
 
-// HostMemory is the memory budget for instances of known size on a host.
+// HostMemory is a host's memory budget for instances of known size.
 type HostMemory struct {
 	Limit   int64 `json:"limit_bytes"` // 0 means unlimited
 	Free    int64 `json:"free_bytes"`
@@ -99,31 +99,32 @@ type HostInstanceWaiting struct {
 
 // HostAnswer is a server's response to a report.
 type HostAnswer struct {
-	// Resend means that nothing was accepted, because the report builds on one
-	// that this server does not have. The next report must be full.
+	// Resend means that nothing was accepted, because this server does not have
+	// the report that this one adds to. The next report must be full.
 	Resend bool `json:"resend"`
 }
 
-// HostQuestion asks a host to explain an instance; a zero At means now.
+// HostQuestion asks a host to explain an instance. A zero At means now.
 type HostQuestion struct {
 	ID       string    `json:"id"`
 	Instance string    `json:"instance"`
 	At       time.Time `json:"at,omitzero"`
 }
 
-// HostReply answers a question with a Why and a command with a Done, or either
-// with the status, code and message of an error.
+// HostReply is a host's reply: to a question with Why, to a command with Done, to
+// either with the status, code and message of an error.
 type HostReply struct {
 	ID     string    `json:"id"`
 	Why    *HostWhy  `json:"why,omitempty"`
 	Done   *HostDone `json:"done,omitempty"`
 	Status int       `json:"status,omitempty"`
-	Code   string    `json:"code,omitempty"` // of a command: one of the constants
+	Code   string    `json:"code,omitempty"` // one of the constants; only for a command
 	Detail string    `json:"detail,omitempty"`
 }
 
-// HostTurn is a host's request in the exchange: its replies, and how long it
-// then waits for requests and commands. A turn that does not wait gets none.
+// HostTurn is one request of a host in the exchange of questions and commands. It
+// carries the host's replies, and says how long the host waits for new questions
+// and commands. A turn that does not wait gets none.
 type HostTurn struct {
 	Answers []HostReply `json:"answers"`
 	Wait    float64     `json:"wait_seconds" minimum:"0" maximum:"60"`
@@ -133,8 +134,8 @@ type HostTurn struct {
 type HostQuestions struct {
 	Questions []HostQuestion `json:"questions"`
 	Commands  []HostCommand  `json:"commands,omitempty"`
-	// Waited is how long the server held the request. The rest of its duration
-	// bounds the age of the response.
+	// Waited is how long the server held the request. The remaining duration of
+	// the request bounds the age of the response.
 	Waited idle.Duration `json:"waited_seconds"`
 }
 
@@ -142,14 +143,15 @@ type HostQuestions struct {
 type HostWhy struct {
 	why.Account
 	Host string `json:"host"`
-	// Readings is "live" from the host now, "recorded" from the last report, or
-	// "unknown" if the host cannot be asked.
+	// Readings is "live" if the host answered now, "recorded" if they are from
+	// the last report, or "unknown" if the host cannot be asked.
 	Readings string `json:"readings" enum:"live,recorded,unknown"`
-	// Unheard is why the host could not be asked; empty if it was.
+	// Unheard is why the host could not be asked; empty if it could.
 	Unheard string `json:"unheard,omitempty"`
 	// Instance is the instance as last reported; null if unknown.
 	Instance *HostInstance `json:"instance"`
-	// Events are the instance's latest, oldest first, if the host answered.
+	// Events lists the instance's latest events, oldest first, if the host
+	// answered.
 	Events []HostEvent `json:"events"`
 }
 
@@ -166,13 +168,13 @@ type HostEvent struct {
 type HostSummary struct {
 	Name string `json:"name"`
 	// Heard is false if the host missed three reports, or if no reachable server
-	// receives its reports. Its current state is then unknown.
+	// receives its reports. The host's current state is then unknown.
 	Heard bool `json:"heard"`
-	// HeardAt is the time of its last report to a running server; null if
-	// there was none.
+	// HeardAt is when a running server last received a report of the host; null
+	// if none has.
 	HeardAt      *time.Time `json:"heard_at"`
 	UnheardSince *time.Time `json:"unheard_since"`
-	// Unheard is why its reports do not arrive, for display.
+	// Unheard is why the host's reports do not arrive, for users.
 	Unheard    string  `json:"unheard,omitempty"`
 	AgeSeconds float64 `json:"age_seconds"`
 	Interval   float64 `json:"interval_seconds" doc:"Time within which it promised its next report"`
@@ -190,13 +192,13 @@ type HostSummary struct {
 	Memory    HostMemory     `json:"memory"`
 	Held      int64          `json:"held_bytes" doc:"Memory of its instances, as far as known"`
 	Faults    []string       `json:"faults"`
-	// ClockOffset is how far its clock is ahead of the server's, in seconds,
-	// including the transit time of the report.
+	// ClockOffset is how far the host's clock is ahead of the server's, in
+	// seconds. It includes the transit time of the report.
 	ClockOffset float64 `json:"clock_offset_seconds"`
 }
 
-// Later reports whether s is more current than t: received by a server to which
-// the host reports or, if neither is, newer.
+// Later reports whether s is more current than t. A summary of a server to which
+// the host reports is more current than others; otherwise the newer one is.
 func (s *HostSummary) Later(t *HostSummary) bool {
 	switch {
 	case s.Heard != t.Heard:
@@ -225,7 +227,8 @@ const (
 	MaxHostEvents    = 30 // per explanation
 )
 
-// Stale returns how long a host may be silent: three of its intervals.
+// Stale returns how long the host may be silent before its state is stale: three
+// intervals.
 func (r *HostReport) Stale() time.Duration { return 3 * time.Duration(r.Interval) }
 
 var (
@@ -234,7 +237,7 @@ var (
 	hostIdent = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 )
 
-// ValidHost returns what is wrong with the name of a host.
+// ValidHost returns an error if name cannot be the name of a host.
 func ValidHost(name string) error {
 	if !hostName.MatchString(name) {
 		return fmt.Errorf("cannot use %.40q as the name of a host: want 1 to 128 of letters, digits, '.', '_' and '-', beginning and ending with a letter or digit", name)
@@ -242,8 +245,8 @@ func ValidHost(name string) error {
 	return nil
 }
 
-// ReadHostReport parses and validates a report of host; the error names the
-// fields. Lists in the result are never nil.
+// ReadHostReport parses and validates a report of host. The error names the
+// invalid field. Lists in the result are never nil.
 func ReadHostReport(host string, body []byte) (r HostReport, err error) {
 	if len(body) > MaxHostReport {
 		return r, fmt.Errorf("it is larger than %d KiB", MaxHostReport>>10)
@@ -342,7 +345,7 @@ func ReadHostTurn(body []byte) (t HostTurn, err error) {
 	return t, nil
 }
 
-// check validates a reply; the error begins with the field.
+// check validates a reply. The error begins with the invalid field.
 func (a *HostReply) check() error {
 	var i *HostInstance
 	field := ".why"
@@ -405,12 +408,12 @@ func hostPath(name string, below ...string) string {
 	return p
 }
 
-// ReportHost sends a report of the host that it names.
+// ReportHost sends a report of the host r.Host.
 func (c *Client) ReportHost(ctx context.Context, r HostReport) (HostAnswer, error) {
 	return tell[HostAnswer](ctx, c, hostPath(r.Host, "report"), r)
 }
 
-// HostTurn sends replies and waits for new questions.
+// HostTurn sends a host's replies and waits for new questions and commands.
 func (c *Client) HostTurn(ctx context.Context, host string, t HostTurn) (HostQuestions, error) {
 	return tell[HostQuestions](ctx, c, hostPath(host, "questions"), t)
 }
@@ -437,7 +440,7 @@ func (c *Client) Host(ctx context.Context, name string) (v HostView, err error) 
 	}
 }
 
-// HostWhy explains an instance of a host at a given time; zero means now.
+// HostWhy explains an instance of a host at the given time. A zero at means now.
 func (c *Client) HostWhy(ctx context.Context, host, inst string, at time.Time) (HostWhy, error) {
 	path := api + hostPath(host, "instances", inst, "why")
 	if !at.IsZero() {

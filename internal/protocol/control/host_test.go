@@ -11,7 +11,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// report is one that nothing is wrong with.
+// report returns a valid report.
 func report() HostReport {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	return HostReport{Host: "desk", At: at, Sequence: 2, After: 1, StartedAt: at, Version: "v1", Interval: idle.Duration(15 * time.Second),
@@ -19,8 +19,8 @@ func report() HostReport {
 			{ID: "i1", Name: "web", State: "running", Runtime: "process", CreatedAt: at, Blocks: []idle.Block{{Code: idle.ConnectionOpen, Sentence: "One connection."}}}}}
 }
 
-// TestHostReportsAreChecked refuses whatever is no report of that host, naming
-// the field.
+// TestHostReportsAreChecked checks that an invalid report, and one of another
+// host, is refused with the field's name.
 func TestHostReportsAreChecked(t *testing.T) {
 	long := strings.Repeat("x", MaxHostText+1)
 	for field, change := range map[string]func(r *HostReport){
@@ -59,7 +59,7 @@ func TestHostReportsAreChecked(t *testing.T) {
 	}
 }
 
-// TestHostsFit checks that a host shortens its report to the accepted limits.
+// TestHostsFit checks that a report that is too large is accepted after Fit.
 func TestHostsFit(t *testing.T) {
 	r := report()
 	i := &r.Instances[0]
@@ -76,8 +76,9 @@ func TestHostsFit(t *testing.T) {
 	}
 }
 
-// FuzzHostReport reads what a host may send: nothing crashes, what is taken is
-// bounded and printable and has no null list, and reads the same again.
+// FuzzHostReport parses random reports. Parsing must not crash. An accepted
+// report must be bounded and printable, have no null list, and survive a round
+// trip.
 func FuzzHostReport(f *testing.F) {
 	good, err := json.Marshal(report())
 	if err != nil {

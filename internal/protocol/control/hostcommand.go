@@ -29,8 +29,8 @@ const (
 	// HostCommandFetch is the time in which a host must fetch a command. After
 	// that the server withdraws it.
 	HostCommandFetch = 5 * time.Second
-	// HostCommandWait is how long a server waits for the outcome of a command,
-	// from when it was given.
+	// HostCommandWait is how long a server waits for the outcome of a command
+	// after it received the command.
 	HostCommandWait  = 20 * time.Second
 	MaxHostLog       = 64 << 10 // bytes of logs in one reply
 	MaxHostLogLines  = 10_000
@@ -41,24 +41,24 @@ const (
 // Codes of a HostReply to a command.
 const (
 	HostCommandsOff    = "commands_off"    // the host does not accept commands
-	HostNotCarriedOut  = "not_carried_out" // the host did not begin it, and will not
-	HostOutcomeUnknown = "outcome_unknown" // the host fetched it, and its outcome is unknown
+	HostNotCarriedOut  = "not_carried_out" // the host did not and will not carry it out
+	HostOutcomeUnknown = "outcome_unknown" // the host fetched it; whether it was carried out is unknown
 	HostRefused        = "refused"
 	HostNotFound       = "not_found"
 	HostInvalid        = "invalid"
-	HostFailed         = "host_failed" // the host tried, and reports an error
+	HostFailed         = "host_failed" // the host tried and failed
 )
 
-// HostCommand is a command for one instance of a host. A host carries out each
-// ID at most once, and only within Valid of the moment it was handed over.
+// HostCommand is a command for one instance of a host. A host carries out each ID
+// at most once, and only within the time Valid after it received the command.
 type HostCommand struct {
 	ID       string        `json:"id"`
 	Verb     string        `json:"verb"`
 	Instance string        `json:"instance"` // ID or name
-	By       string        `json:"by"`       // user who gave it
+	By       string        `json:"by"`       // the user who issued it
 	Force    bool          `json:"force,omitempty"`
 	Snooze   idle.Duration `json:"snooze_seconds,omitempty"` // of snooze; 0 ends a snooze
-	Lines    int           `json:"lines,omitempty"`          // of logs
+	Lines    int           `json:"lines,omitempty"`          // number of lines; only for logs
 	Valid    idle.Duration `json:"valid_seconds"`
 }
 
@@ -81,9 +81,9 @@ func (c *HostCommand) Check() error {
 
 // HostDone is a host's report of a command that it carried out.
 type HostDone struct {
-	Instance *HostInstance `json:"instance"` // afterwards
+	Instance *HostInstance `json:"instance"` // the instance afterwards
 	Log      []byte        `json:"log,omitempty"`
-	Cut      bool          `json:"cut,omitempty"` // earlier output was left out because of its size
+	Cut      bool          `json:"cut,omitempty"` // earlier lines were left out to limit the size
 }
 
 // HostOutcome is the server's answer to a command for an instance.
@@ -91,8 +91,8 @@ type HostOutcome struct {
 	ID   string `json:"id"`
 	Host string `json:"host"`
 	Verb string `json:"verb"`
-	// Outcome is unknown if the host fetched the command and has not answered,
-	// or its answer was lost.
+	// Outcome is unknown if the host has fetched the command and its answer did
+	// not arrive.
 	Outcome  string        `json:"outcome" enum:"done,unknown"`
 	Detail   string        `json:"detail,omitempty"`
 	Instance *HostInstance `json:"instance" doc:"As the host described it afterwards; null if the outcome is unknown"`
@@ -106,8 +106,8 @@ type HostLog struct {
 	Cut      bool   `json:"cut" doc:"Earlier lines that were asked for are left out: they exceed 64 KiB"`
 }
 
-// CommandHost gives a command for an instance of a host. in is its body, nil
-// for none.
+// CommandHost issues a command for an instance of a host. in is the request body;
+// nil for none.
 func (c *Client) CommandHost(ctx context.Context, host, inst, verb string, force bool, in any) (o HostOutcome, err error) {
 	path := api + hostPath(host, "instances", inst, verb)
 	if force {

@@ -11,7 +11,7 @@ import (
 // worker has exactly one.
 type Standing string
 
-// The standings. Unknown takes precedence over a guess.
+// The standings. A worker whose state is uncertain is unknown.
 const (
 	StandingActive      Standing = "active"       // running and recently used
 	StandingIdle        Standing = "idle"         // running and not recently used
@@ -36,8 +36,8 @@ type WorkerRow struct {
 	Status        string   `json:"status"`
 	DesiredStatus string   `json:"desired_status"`
 	Standing      Standing `json:"standing" enum:"active,idle,pausing_soon,blocked,unknown,checking,paused,starting,failed,ended"`
-	// Sentence is the reason, for users. Block is the code of what prevents a
-	// pause, if anything.
+	// Sentence is the reason for the standing, for users. Block is the code of
+	// what prevents a pause; empty if nothing does.
 	Sentence       string     `json:"sentence"`
 	Block          string     `json:"block,omitempty"`
 	Attention      bool       `json:"attention,omitempty" doc:"Needs attention by a user"`
@@ -51,33 +51,34 @@ type WorkerRow struct {
 	LastPausedAt *time.Time  `json:"last_paused_at"`
 	PauseReason  string      `json:"pause_reason,omitempty"`
 	Armed        bool        `json:"armed"`
-	// USDPerHour is the price of its instance type; null if the price table has
-	// none. CPU is its last CPU reading, in percent; null if unknown.
+	// USDPerHour is the hourly price of the worker's instance type; null if the
+	// price table has none. CPU is the last CPU reading in percent; null if
+	// unknown.
 	USDPerHour    *float64 `json:"usd_per_hour"`
 	CPU           *float64 `json:"cpu_utilization"`
 	EC2InstanceID string   `json:"ec2_instance_id,omitempty"`
 	HTTPSEndpoint string   `json:"https_endpoint,omitempty"`
-	// Revision is that of the record. A reader must not replace a row by one
-	// with a lower revision.
+	// Revision is the revision of the worker's record. A reader must not replace
+	// a row by one with a lower revision.
 	Revision int64 `json:"revision"`
 }
 
-// Overview is the fleet at a glance: counts, what needs attention first, and a
-// window of the list.
+// Overview is a summary of the fleet: counts, the workers that need attention
+// most, and a part of the list.
 type Overview struct {
 	At time.Time `json:"at"`
-	// Revision is the store revision up to which changes of workers are
-	// included.
+	// Revision is the store revision up to which changes of workers are included.
 	Revision int64 `json:"revision"`
-	// Total counts all workers, Matched those that match search and filters.
-	// Counts counts these by standing, before the requested standing narrows the
-	// rows.
+	// Total is the number of all workers, Matched the number of workers that
+	// match search and filters. Counts counts the latter by standing; the
+	// requested standing does not affect it.
 	Total     int              `json:"total"`
 	Matched   int              `json:"matched"`
 	Counts    map[Standing]int `json:"counts"`
 	Attention []WorkerRow      `json:"attention" doc:"The most urgent workers, most urgent first"`
 	Urgent    int              `json:"attention_total"`
-	// Unarmed counts workers in dry-run mode until a user arms them.
+	// Unarmed is the number of workers that are in dry-run mode until a user arms
+	// them.
 	Unarmed int         `json:"unarmed_total"`
 	Regions []string    `json:"aws_regions"`
 	Offset  int         `json:"offset"`

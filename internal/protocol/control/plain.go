@@ -9,11 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// Text from machines is shown on terminals and pages. These functions use
-// reflection, so that fields added later are covered as well.
+// Text from machines is shown on terminals and web pages, so it must be plain.
+// The functions use reflection so that fields that are added later are covered.
 
-// plain checks that every text in v has at most MaxHostText bytes and no control
-// characters; the error names the first violation.
+// plain returns an error unless every text in v has at most MaxHostText bytes and
+// no control characters. The error names the first invalid text.
 func plain(v any) error {
 	var first error
 	walk(reflect.ValueOf(v), "", func(at string, t reflect.Value) {
@@ -29,7 +29,8 @@ func plain(v any) error {
 	return first
 }
 
-// shorten makes every text in what v points to satisfy plain.
+// shorten changes every text in the value that v points to so that plain accepts
+// it.
 func shorten(v any) {
 	walk(reflect.ValueOf(v), "", func(_ string, t reflect.Value) {
 		s := strings.ToValidUTF8(t.String(), "\uFFFD")
@@ -46,13 +47,14 @@ func shorten(v any) {
 			}
 			s = s[:cut] + "…"
 		}
-		if t.CanSet() && s != t.String() { // shared text that fits is only read
+		if t.CanSet() && s != t.String() { // do not write to a text that fits: it may be shared
 			t.SetString(s)
 		}
 	}, nil)
 }
 
-// fill replaces every nil list and map in what v points to.
+// fill replaces every nil list and map in the value that v points to by an empty
+// one.
 func fill(v any) {
 	walk(reflect.ValueOf(v), "", nil, func(t reflect.Value) {
 		switch {
@@ -66,7 +68,7 @@ func fill(v any) {
 }
 
 // walk calls text for every string below v, including map keys, and list for
-// every slice and map. Either may be nil.
+// every slice and map. at is the path so far. Either function may be nil.
 func walk(v reflect.Value, at string, text func(at string, t reflect.Value), list func(reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:

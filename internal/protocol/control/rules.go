@@ -74,7 +74,7 @@ type Exception struct {
 	WorkerNames map[string]string `json:"worker_names,omitempty" doc:"Names of its workers, by id; removed workers have none"`
 }
 
-// Whom describes which workers the override applies to.
+// Whom returns the names of the workers to which the override applies.
 func (e Exception) Whom() string {
 	if e.Selector.All() {
 		return "the whole fleet"
@@ -100,7 +100,8 @@ type WorkerPolicy struct {
 	WorkerID   string `json:"worker_id"`
 	WorkerName string `json:"worker_name"`
 	policy.Resolved
-	// Budgets are those that limit its next automatic stop or start.
+	// Budgets lists the budgets that limit the worker's next automatic stop or
+	// start.
 	Budgets []policy.Used `json:"budgets"`
 }
 

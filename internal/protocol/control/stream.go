@@ -15,17 +15,17 @@ import (
 	"lull/internal/lib/httpx"
 )
 
-// Events configures a reader of the event stream.
+// Events configures the reading of the event stream.
 type Events struct {
 	WorkerID string
-	// After is the id after which to start; 0 means now.
+	// After is the ID of the last entry already read; 0 means to begin now.
 	After int64
-	// Each receives every entry, Reset every notice that entries may be
-	// missing. An error of either ends the stream and is returned. Reset may
-	// be nil.
+	// Each is called for every entry, Reset for every notice that entries may be
+	// missing. If one returns an error, the stream ends with that error. Reset
+	// may be nil.
 	Each  func(audit.Entry) error
 	Reset func(reason string) error
-	// Started is called whenever the stream is connected. It may be nil.
+	// Started is called each time the stream is connected. It may be nil.
 	Started func()
 }
 
@@ -37,10 +37,10 @@ type callbackError struct{ err error }
 
 func (e *callbackError) Error() string { return e.err.Error() }
 
-// Follow reads the stream until ctx ends. It reconnects if the connection breaks
-// and resumes after the last event received, so that none is missed or repeated.
-// Errors: those of Each and Reset, and a *httpx.Problem that retrying would not
-// change.
+// Follow reads the stream until ctx ends. It reconnects if the connection breaks,
+// and resumes after the last event received, so that no event is missed or
+// repeated. It returns the errors of Each and Reset, and a *httpx.Problem if a
+// retry would not help.
 func (c *Client) Follow(ctx context.Context, e Events) error {
 	at := e.After
 	for try := 0; ; try++ {
@@ -66,7 +66,8 @@ func (c *Client) Follow(ctx context.Context, e Events) error {
 	}
 }
 
-// follow reads one connection. begun reports whether the stream was opened.
+// follow reads the stream over one connection. begun reports whether the stream
+// was opened.
 func (c *Client) follow(ctx context.Context, e Events, at *int64) (begun bool, err error) {
 	q := url.Values{}
 	if e.WorkerID != "" {
@@ -83,9 +84,9 @@ func (c *Client) follow(ctx context.Context, e Events, at *int64) (begun bool, e
 	return true, read(stream, at, e)
 }
 
-// read passes each event of a stream to e and keeps the last id in at. Events
-// between two ids belong to one change and are delivered when its id arrives, so
-// that a change is delivered completely or again by the next connection.
+// read passes each event of a stream to e and stores the last ID in at. Events
+// before an ID belong to the same change. They are passed on when the ID arrives,
+// so that a change arrives either completely or again over the next connection.
 func read(body io.Reader, at *int64, e Events) error {
 	var held []audit.Entry
 	for ev, err := range httpx.ReadEvents(body, maxEvent) {

@@ -1,9 +1,9 @@
-// Package guest is the protocol of workloads and guest agents to their host:
-// newline-delimited JSON-RPC 2.0 for heartbeats, leases and busy reports, and the
-// calls between host and guest agent.
+// Package guest is the protocol between a host and its workloads and guest
+// agents: newline-delimited JSON-RPC 2.0 for heartbeats, leases and busy reports,
+// and the calls between host and guest agent.
 //
-// Input from the guest is hostile: lines are bounded, unknown fields and methods
-// are errors, and a message without an id gets no answer.
+// Input from the guest is untrusted: lines are bounded, unknown fields and
+// methods are errors, and a message without an id gets no answer.
 package guest
 
 import (
@@ -25,7 +25,7 @@ const (
 	KeepaliveRelease = "keepalive.release" // {holder}: drop the caller's own lease
 	Busy             = "busy"              // {}: working, whatever the readings say
 	Waiting          = "waiting"           // {}: no longer working; readings decide again
-	NextDue          = "next_due"          // {in_ms} or {at}: when it wants to run next
+	NextDue          = "next_due"          // {in_ms} or {at}: when the workload wants to run next
 	Activity         = "activity"          // {tcp, cpu_ms, net_bytes}: a guest agent's heartbeat
 )
 
@@ -36,8 +36,8 @@ const (
 	MethodNotFound = -32601
 	InvalidParams  = -32602
 	Refused        = -32000
-	CannotRun      = -32001 // a command exists and could not be started
-	NotThere       = -32002 // a command does not exist
+	CannotRun      = -32001 // the command exists but could not be started
+	NotThere       = -32002 // the command does not exist
 )
 
 // Message is one request or notification.
@@ -47,8 +47,8 @@ type Message struct {
 	Params Params
 }
 
-// Params are the parameters of all methods; Decode checks that only those of the
-// method are set.
+// Params are the parameters of all methods. Decode checks that only those of the
+// message's method are set.
 type Params struct {
 	TTL      time.Duration
 	Reason   string
@@ -72,8 +72,8 @@ func fail(code int, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// Decode parses one line. The message's ID is set even if it is rejected, so that
-// the rejection can be sent.
+// Decode parses one line. It sets the message's ID even if it rejects the
+// message, so that the error can be sent as an answer.
 func Decode(line []byte) (m Message, _ *Error) {
 	var raw struct {
 		Version string          `json:"jsonrpc"`
@@ -180,8 +180,8 @@ func (m *Message) params(b json.RawMessage) *Error {
 	return nil
 }
 
-// Serve reads messages from c until it ends and calls do for each. It answers
-// those with an id. It returns nil at a clean end.
+// Serve reads messages from c until it ends, calls do for each, and answers those
+// with an id. It returns nil if c ends after a complete line.
 func Serve(c io.ReadWriter, do func(Message) error) error {
 	r := bufio.NewReaderSize(c, 4096)
 	for {
@@ -225,7 +225,8 @@ func reply(w io.Writer, id json.RawMessage, bad *Error) error {
 	return err
 }
 
-// readLine reads up to a newline; a line longer than MaxLine is an error.
+// readLine reads one line without its newline. A line longer than MaxLine is an
+// error.
 func readLine(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {

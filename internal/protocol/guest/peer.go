@@ -30,8 +30,9 @@ type Peer struct {
 
 	sends sync.WaitGroup // calls being written
 
-	// Quick, if not nil, is called with each line first. If it handles the line,
-	// its answer, a line without the newline, is sent. Set it before Run.
+	// Quick, if not nil, is called first with each line. If it returns ok, the
+	// line is handled and answer, without a newline, is sent. Set Quick before
+	// Run.
 	Quick func(line []byte) (answer []byte, ok bool)
 
 	mu      sync.Mutex
@@ -48,7 +49,7 @@ type answer struct {
 }
 
 // Request is a call or notification from the other end. Input from a guest is
-// hostile: read Params with the strict Message or Bind.
+// untrusted, so read Params only with Message or Bind, which are strict.
 type Request struct {
 	Method string
 	ID     json.RawMessage // nil for a notification
@@ -74,18 +75,19 @@ func (q Request) Message() (Message, *Error) {
 	return m, err
 }
 
-// NewPeer returns a peer on c, which the caller keeps and closes. If c has
+// NewPeer returns a peer on c, which the caller closes after use. If c has
 // SetWriteDeadline, writes time out after WriteLimit.
 func NewPeer(c io.ReadWriter) *Peer {
-	// Random ids ensure that an answer meant for an earlier daemon is not taken
-	// for one of ours.
+	// IDs begin at a random number, so that an answer to an earlier daemon is not
+	// taken for an answer to this one.
 	return &Peer{c: c, next: uint64(rand.Uint32()) << 16, waiting: map[string]chan answer{}, over: make(chan struct{})}
 }
 
-// Over is closed when Run has ended; no further answers arrive.
+// Over returns a channel that is closed when Run has ended. No answers arrive
+// after that.
 func (p *Peer) Over() <-chan struct{} { return p.over }
 
-// WriteLimit is the time for which the other end may accept no byte.
+// WriteLimit is how long the other end may accept no data before a write fails.
 const WriteLimit = 10 * time.Second
 
 type wire struct {
@@ -114,8 +116,8 @@ func (p *Peer) write(b []byte) error {
 	p.wmu.Lock()
 	defer p.wmu.Unlock()
 	if d, ok := p.c.(interface{ SetWriteDeadline(time.Time) error }); ok {
-		// A channel without deadlines (a character device) returns an error; the
-		// caller's context then limits the write.
+		// The deadline cannot be set on a channel without deadlines (a character
+		// device). The caller's context then limits the write.
 		_ = d.SetWriteDeadline(time.Now().Add(WriteLimit))
 	}
 	// The leading newline terminates a line that an earlier sender left
@@ -173,9 +175,10 @@ func (p *Peer) Call(ctx context.Context, method string, params, result any) erro
 }
 
 // Run reads until the channel ends and then fails every pending call.
-// Notifications are handled in order, calls each in a goroutine that Run waits
-// for. before, if not nil, is called with the length of each line, even an empty
-// one, and may block: a guest that sends too much is read more slowly.
+// Notifications are handled in order. Each call is handled in its own goroutine,
+// and Run waits for those. before, if not nil, is called with the length of every
+// line, even an empty one. It may block, so that a guest that sends too much is
+// read more slowly.
 func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, error)) error {
 	var calls sync.WaitGroup
 	defer calls.Wait()
@@ -203,7 +206,7 @@ func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, erro
 				slots <- struct{}{}
 				calls.Go(func() {
 					defer func() { <-slots }()
-					_ = p.write(b) // callers see the channel end
+					_ = p.write(b) // if it fails, callers see the channel end
 				})
 				continue
 			}
@@ -234,16 +237,16 @@ func (p *Peer) Run(before func(bytes int) error, handle func(Request) (any, erro
 				out.Result = v
 			}
 			if err := p.send(out); err != nil && out.Error == nil {
-				// Too long to send, but the caller must get an answer.
+				// The answer is too long to send, but the caller must get one.
 				_ = p.send(wire{ID: q.ID, Error: fail(Refused, "%v", err)})
 			}
 		})
 	}
 }
 
-// take handles one line: it delivers an answer or returns a request. Anything
-// else is counted and dropped, because input may begin in the middle of a line
-// after a reconnect.
+// take handles one line: it delivers an answer, or returns a request. Anything
+// else is counted and dropped, because after a reconnect input may begin in the
+// middle of a line.
 func (p *Peer) take(line []byte) (Request, bool) {
 	var raw struct {
 		Version string          `json:"jsonrpc"`

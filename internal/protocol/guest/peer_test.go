@@ -47,7 +47,7 @@ func TestPeers(t *testing.T) {
 	}
 	waits := make(chan error, 1)
 	run.Go(func() { waits <- a.Call(ctx, "stuck", nil, nil) })
-	if err := a.Call(ctx, Hello, nil, &h); err != nil { // a call that waits holds no other
+	if err := a.Call(ctx, Hello, nil, &h); err != nil { // a waiting call does not block others
 		t.Error(err)
 	}
 	x.Close()
@@ -62,7 +62,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// FuzzPeer checks that every line from a guest is either dropped or handled.
+// FuzzPeer sends random lines as a guest. Each must be either dropped or handled.
 func FuzzPeer(f *testing.F) {
 	f.Add([]byte(`{"jsonrpc":"2.0","method":"log","params":{"data":"aGk="}}`))
 	f.Add([]byte(`{"jsonrpc":"2.0","id":5,"result":{}}`))
@@ -79,8 +79,8 @@ func FuzzPeer(f *testing.F) {
 	})
 }
 
-// TestEveryLineCounts checks that the limiter of the input sees every line,
-// including meaningless ones, and can end it.
+// TestEveryLineCounts checks that the function that limits the input sees every
+// line, even a meaningless one, and can end the channel.
 func TestEveryLineCounts(t *testing.T) {
 	var told []int
 	enough := errors.New("enough")

@@ -18,11 +18,13 @@ import (
 	"lull/internal/protocol/hostctl/execstream"
 )
 
-// Client is a client of one host daemon. It is safe for concurrent use. Errors:
-// *httpx.Problem for an error response, *httpx.UnreachableError.
+// Client is a client of one host daemon. It is safe for concurrent use. Its
+// methods return a *httpx.Problem for an error response, and a
+// *httpx.UnreachableError if there is none.
 type Client struct{ api *httpx.Client }
 
-// NewClient returns a client of address, "unix:///path" or a bare path.
+// NewClient returns a client of the daemon at address, which is "unix:///path" or
+// a path.
 func NewClient(address string) (*Client, error) {
 	path := strings.TrimPrefix(address, "unix://")
 	if path == "" || strings.Contains(path, "://") {
@@ -36,7 +38,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	return err
 }
 
-// follow opens a streaming response.
+// follow requests a streaming response and returns its body.
 func (c *Client) follow(ctx context.Context, path string, q url.Values) (io.ReadCloser, error) {
 	res, err := c.api.Open(ctx, httpx.Request{Method: "GET", Path: path + "?" + q.Encode()})
 	if err != nil {
@@ -77,7 +79,7 @@ func (c *Client) Clone(ctx context.Context, from string, r Clone) (o Instance, e
 	return o, c.call(ctx, "POST", inst(from)+"/clone", r, &o)
 }
 
-// Adopt makes an instance of what runs already.
+// Adopt makes an instance of a running program or container.
 func (c *Client) Adopt(ctx context.Context, r Adopt) (o Instance, err error) {
 	return o, c.call(ctx, "POST", "/adopted", r, &o)
 }
@@ -87,7 +89,8 @@ func (c *Client) Adopted(ctx context.Context) (l []Instance, err error) {
 	return l, c.call(ctx, "GET", "/adopted", nil, &l)
 }
 
-// ReleaseAdopted lets an adopted program run on without lull.
+// ReleaseAdopted removes an adopted instance and lets its program continue
+// without lull.
 func (c *Client) ReleaseAdopted(ctx context.Context, name string) error {
 	return c.call(ctx, "DELETE", "/adopted/"+url.PathEscape(name), nil, nil)
 }
@@ -102,7 +105,7 @@ func (c *Client) Prune(ctx context.Context, older time.Duration) (l []Image, err
 	return l, c.call(ctx, "POST", "/images/prune", map[string]float64{"older_seconds": older.Seconds()}, &l)
 }
 
-// Do executes start, stop, pause or resume, with its query parameters.
+// Do executes start, stop, pause or resume, with the given query parameters.
 func (c *Client) Do(ctx context.Context, name, verb string, query url.Values) (o Instance, err error) {
 	path := inst(name) + "/" + verb
 	if len(query) > 0 {
@@ -116,7 +119,7 @@ func (c *Client) Remove(ctx context.Context, name string) error {
 	return c.call(ctx, "DELETE", inst(name), nil, nil)
 }
 
-// Why explains its state at a given time; zero means now.
+// Why explains an instance's state at the given time. A zero at means now.
 func (c *Client) Why(ctx context.Context, name string, at time.Time) (y Why, err error) {
 	path := inst(name) + "/why"
 	if !at.IsZero() {
@@ -125,12 +128,12 @@ func (c *Client) Why(ctx context.Context, name string, at time.Time) (y Why, err
 	return y, c.call(ctx, "GET", path, nil, &y)
 }
 
-// Change changes those settings of an instance that are set in the request.
+// Change changes the settings of an instance that in contains.
 func (c *Client) Change(ctx context.Context, name string, in Change) (o Instance, err error) {
 	return o, c.call(ctx, "PATCH", inst(name), in, &o)
 }
 
-// Link is a link that signs a browser in to the host's dashboard, once.
+// Link is a link that signs a browser in to the host's dashboard. It works once.
 type Link struct {
 	URL       string    `json:"url"`
 	ExpiresAt time.Time `json:"expires_at"`
@@ -141,7 +144,7 @@ func (c *Client) Open(ctx context.Context) (l Link, err error) {
 	return l, c.call(ctx, "POST", "/dashboard/links", nil, &l)
 }
 
-// Snooze keeps it running until t; the zero time ends the snooze.
+// Snooze protects an instance from pauses until t. The zero time ends the snooze.
 func (c *Client) Snooze(ctx context.Context, name string, t time.Time) (o Instance, err error) {
 	in := map[string]time.Time{}
 	if !t.IsZero() {
@@ -150,7 +153,7 @@ func (c *Client) Snooze(ctx context.Context, name string, t time.Time) (o Instan
 	return o, c.call(ctx, "POST", inst(name)+"/snooze", in, &o)
 }
 
-// WakeAt sets the time at which it must run; the zero time clears it.
+// WakeAt sets the time at which an instance must run. The zero time clears it.
 func (c *Client) WakeAt(ctx context.Context, name string, t time.Time) (o Instance, err error) {
 	in := map[string]time.Time{}
 	if !t.IsZero() {
@@ -175,8 +178,8 @@ func (c *Client) Exec(ctx context.Context, name string, r ExecRequest) (x ExecRe
 }
 
 // OpenExec starts a command inside an instance and returns the connection for
-// execstream.Run, which the caller closes. Closing it ends the command; ctx only
-// covers the start.
+// execstream.Run, which the caller closes. Closing it ends the command. ctx
+// limits only the start.
 func (c *Client) OpenExec(ctx context.Context, name string, q execstream.Request) (io.ReadWriteCloser, error) {
 	live, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
@@ -196,7 +199,7 @@ func (c *Client) OpenExec(ctx context.Context, name string, q execstream.Request
 	return closing{rw, cancel}, nil
 }
 
-// closing also ends the context of a connection that is closed.
+// closing is a connection that cancels its context when it is closed.
 type closing struct {
 	io.ReadWriteCloser
 	cancel func()
@@ -208,7 +211,7 @@ func (c closing) Close() error {
 }
 
 // Halting starts or ends a halt. Until is a time in any form that the host
-// accepts; empty means until ended.
+// accepts; empty means until the halt is lifted.
 type Halting struct {
 	On     bool   `json:"on"`
 	Reason string `json:"reason,omitempty"`
@@ -251,24 +254,24 @@ func (c *Client) Logs(ctx context.Context, name string, l Logs, w io.Writer) err
 	return nil
 }
 
-// ReadFiles returns the file or tree at a path of an instance as a tar stream, which
-// the caller closes.
+// ReadFiles returns the file or tree at a path of an instance as a tar stream.
+// The caller closes it.
 func (c *Client) ReadFiles(ctx context.Context, name, path string) (io.ReadCloser, error) {
 	return c.follow(ctx, inst(name)+"/files", url.Values{"path": {path}})
 }
 
-// WriteFiles unpacks a tar stream at a path of an instance: into the directory there,
-// or under that name in the directory above.
+// WriteFiles unpacks a tar stream at a path of an instance: into the directory at
+// path or, if it does not exist, under that name in its parent.
 func (c *Client) WriteFiles(ctx context.Context, name, path string, archive io.Reader) error {
 	_, err := c.api.Do(ctx, httpx.Request{Method: "PUT", Path: inst(name) + "/files?" + url.Values{"path": {path}}.Encode(), Body: archive}, nil)
 	return err
 }
 
 // Kept calls each for every retained event after since ("" for all, "now", or an
-// id). missing is called if some of those events are gone.
+// id). It calls missing first if some of those events are no longer retained.
 func (c *Client) Kept(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
-	// Hosts of an earlier version keep streaming; a pause then marks the end of
-	// retained events.
+	// Hosts of an earlier version do not end the stream after the retained
+	// events, so a pause in it is taken as their end.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pause := time.AfterFunc(keptWithin, cancel)
@@ -284,10 +287,10 @@ func (c *Client) Kept(ctx context.Context, since string, missing func(why string
 	})
 }
 
-// Follow calls each for every retained event after since, as in Kept, and for new
-// ones until ctx ends. If the host goes away it reconnects for a while. missing is
-// also called when another daemon answers, because events in between may be
-// missing. The error of each is returned unchanged.
+// Follow calls each for every retained event after since, as Kept does, and for
+// new events until ctx ends. If the host becomes unreachable it retries for a
+// while. It also calls missing when another daemon answers, because events in
+// between may be missing. If each returns an error, Follow returns it unchanged.
 func (c *Client) Follow(ctx context.Context, since string, missing func(why string), each func(Event) error) error {
 	var daemon time.Time // start time of the daemon that issued the IDs in since
 	for try := 0; ; try++ {
@@ -325,7 +328,8 @@ func (c *Client) Follow(ctx context.Context, since string, missing func(why stri
 	}
 }
 
-// follows reads one connection. begun reports whether the stream was opened.
+// follows reads the stream over one connection. begun reports whether the stream
+// was opened.
 func (c *Client) follows(ctx context.Context, since string, missing func(string), each func(Event) error) (begun bool, err error) {
 	stream, err := c.follow(ctx, "/events", url.Values{"since": {since}})
 	if err != nil {
@@ -364,7 +368,8 @@ func readEvents(ctx context.Context, stream io.Reader, missing func(why string),
 	return nil
 }
 
-// keptWithin is the longest pause between two retained events.
+// keptWithin is the pause in a stream after which no more retained events are
+// expected.
 const keptWithin = 5 * time.Second
 
 // maxEvent limits an event, in bytes.

@@ -18,8 +18,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// daemon answers as a host does that has these events, of which a stream ends
-// after the last, as when the daemon ends.
+// daemon serves the given events as a host does that started at began. A stream
+// ends after the last event, as when the daemon ends.
 func daemon(t *testing.T, socket string, began time.Time, events ...string) *http.Server {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
@@ -45,8 +45,9 @@ func daemon(t *testing.T, socket string, began time.Time, events ...string) *htt
 	return s
 }
 
-// TestFollowGoesOnWithTheNextDaemon ends a stream within one daemon, and then
-// the daemon: nothing is shown twice, and of the next one everything.
+// TestFollowGoesOnWithTheNextDaemon checks that Follow repeats no event when a
+// stream of the same daemon ends, and reads all events of the next daemon after a
+// call of missing.
 func TestFollowGoesOnWithTheNextDaemon(t *testing.T) {
 	dir, err := os.MkdirTemp("", "events-")
 	errtest.None(t, err)
@@ -77,8 +78,8 @@ func TestFollowGoesOnWithTheNextDaemon(t *testing.T) {
 	}
 }
 
-// TestFollowSaysWhatFailed checks that a host that is missing from the start is
-// no restart, and that the reader can end the stream.
+// TestFollowSaysWhatFailed checks that a host that is unreachable from the
+// beginning is an error, and that an error of the reader ends the stream.
 func TestFollowSaysWhatFailed(t *testing.T) {
 	dir, err := os.MkdirTemp("", "events-")
 	errtest.None(t, err)

@@ -1,5 +1,5 @@
 // Package hostctl is the protocol between a client and a host daemon over the
-// host's unix socket: the objects of the API and a client.
+// host's unix socket: the objects of the API, and a client.
 //
 // Field names are a contract. Times are RFC 3339 or null; idle_for, pause_after
 // and stop_after are in seconds.
@@ -94,7 +94,7 @@ type Waiting struct {
 }
 
 // Capacity is a host's capacity for instances of known size, and its queue.
-// Counters begin with this daemon.
+// Counters start at zero with each daemon.
 type Capacity struct {
 	Memory  int64  `json:"memory_bytes" doc:"Total memory that instances of a known size may hold; 0 if unlimited"`
 	Free    int64  `json:"free_bytes" doc:"Free part of the memory limit; 0 if unlimited"`
@@ -107,7 +107,7 @@ type Capacity struct {
 	Pushed  uint64 `json:"pushed_down" doc:"Steps down the ladder that an instance took to make room for another"`
 }
 
-// Why explains why an instance runs, or why it was paused or stopped.
+// Why explains why an instance is running, or why it was paused or stopped.
 type Why struct {
 	why.Account
 	Instance Instance    `json:"instance" doc:"Current state"`
@@ -130,14 +130,14 @@ type RelayStats struct {
 type Create struct {
 	instance.Spec
 	Start bool `json:"start" doc:"Start it at once"`
-	// RemoveFailed removes it again if it does not start.
+	// RemoveFailed removes the new instance if it does not start.
 	RemoveFailed bool `json:"remove_failed,omitempty" doc:"With start: remove it again if it does not start; the error has its last output"`
-	// Replace creates it in place of the instance that has its name.
+	// Replace replaces the instance with the same name.
 	Replace bool `json:"replace,omitempty" doc:"Replace the instance of that name and start it; if it does not start, the earlier one is as before"`
 }
 
-// Adopt requests an instance made of what runs already: a process with its
-// descendants, a control group, a systemd unit, or a container of Docker's.
+// Adopt requests an instance made of something that already runs: a process with
+// its descendants, a control group, a systemd unit, or a Docker container.
 type Adopt struct {
 	PID        int            `json:"pid,omitempty" minimum:"0" doc:"Root of a process tree; or name a cgroup, a unit or a container"`
 	Cgroup     string         `json:"cgroup,omitempty" maxLength:"4096" doc:"Directory of a control group, or its path as in /proc/PID/cgroup"`
@@ -171,8 +171,8 @@ type Image struct {
 	UsedBy []string `json:"used_by" doc:"Instances created from it"`
 }
 
-// Change contains the settings that can be changed on an existing instance;
-// absent ones are unchanged.
+// Change contains settings that can be changed on an existing instance. Absent
+// settings are left unchanged.
 type Change struct {
 	PauseAfter           *idle.Duration    `json:"pause_after,omitempty" doc:"Seconds; 0 never pauses"`
 	ReclaimAfter         *idle.Duration    `json:"reclaim_after,omitempty" doc:"Seconds from entering PAUSED; 0 is off, as of the two below"`
@@ -222,7 +222,7 @@ type LeaseRequest struct {
 	TTL    idle.Duration `json:"ttl_seconds" doc:"Above 0, at most 24 h"`
 }
 
-// Event is one thing that happened.
+// Event is something that happened on the host.
 type Event struct {
 	Seq      uint64    `json:"seq"`
 	Time     time.Time `json:"time"`
@@ -273,8 +273,8 @@ type (
 	ExecResult  = instance.Outcome
 )
 
-// Reset tells a reader of the event stream that events are missing, so that it
-// reads the current state again.
+// Reset is sent in the event stream when events are missing. The reader must then
+// read the current state again.
 type Reset struct {
 	Reason string `json:"reason"`
 }

@@ -6,9 +6,9 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Addr returns the address under which the socket of an endpoint is held:
+// Addr returns the address under which the shim holds the socket of an endpoint:
 // host:port for TCP, udp:host:port, or unix:[USER@]/PATH. The file of a unix
-// socket is created with the rights of user; empty is the shim's own.
+// socket is created with the rights of user; an empty user means the shim's own.
 func Addr(e instance.Endpoint, user string) string {
 	switch {
 	case e.Proto == instance.ProtoUnix && user != "":
@@ -19,7 +19,7 @@ func Addr(e instance.Endpoint, user string) string {
 	return e.Target
 }
 
-// UnixAddr parses an address of a unix socket. ok reports whether addr is one.
+// UnixAddr parses the address of a unix socket. ok is false for other addresses.
 func UnixAddr(addr string) (user, path string, ok bool) {
 	rest, ok := strings.CutPrefix(addr, "unix:")
 	n := strings.IndexByte(rest, '/')
@@ -29,6 +29,6 @@ func UnixAddr(addr string) (user, path string, ok bool) {
 	return strings.TrimSuffix(rest[:n], "@"), rest[n:], true
 }
 
-// UDPAddr returns the host:port of a UDP address. ok reports whether addr is
-// one.
+// UDPAddr returns the host:port of a UDP address. ok is false for other
+// addresses.
 func UDPAddr(addr string) (hostport string, ok bool) { return strings.CutPrefix(addr, "udp:") }

@@ -10,25 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VerbBeat asks the shim to watch the daemon's heartbeat from now on. The answer
-// carries the memory in which the daemon beats.
+// VerbBeat asks the shim to watch the daemon's heartbeat. The answer carries the
+// descriptor of a Pulse.
 const VerbBeat = "beat"
 
-// The heartbeat. A daemon without a heartbeat for BeatLimit is not running, or
-// is too slow to serve anyone.
+// Times of the heartbeat. A daemon without a heartbeat for BeatLimit is not
+// running, or is too slow to be of use.
 const (
 	BeatEvery = 400 * time.Millisecond
 	BeatLimit = 1400 * time.Millisecond
 )
 
-// Pulse is memory that the daemon and the shim share. It holds whether the
-// daemon has something frozen, and when it last ran. A beat costs no system
-// call.
+// Pulse is memory shared by the daemon and the shim. It contains whether the
+// daemon has anything frozen, and when the daemon last ran. A beat makes no
+// system call.
 type Pulse struct{ words *[2]atomic.Int64 }
 
 const pulseSize = 4096
 
-// NewPulse creates the memory. The caller owns the descriptor.
+// NewPulse creates a Pulse. The caller owns the returned descriptor of its
+// memory.
 func NewPulse() (Pulse, int, error) {
 	fd, err := unix.MemfdCreate("lull-pulse", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -44,13 +45,13 @@ func NewPulse() (Pulse, int, error) {
 	return Pulse{}, -1, fmt.Errorf("make the heartbeat's memory: %w", err)
 }
 
-// OpenPulse maps the memory behind fd, which the caller keeps.
+// OpenPulse maps the memory behind fd. The caller still owns fd.
 func OpenPulse(fd int) (Pulse, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return Pulse{}, fmt.Errorf("map the heartbeat's memory: %w", err)
 	}
-	if st.Size < pulseSize { // reading beyond its end would kill this process
+	if st.Size < pulseSize { // access beyond its end would kill this process
 		return Pulse{}, fmt.Errorf("map the heartbeat's memory: it has %d bytes", st.Size)
 	}
 	b, err := unix.Mmap(fd, 0, pulseSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -60,7 +61,7 @@ func OpenPulse(fd int) (Pulse, error) {
 	return Pulse{(*[2]atomic.Int64)(unsafe.Pointer(&b[0]))}, nil
 }
 
-// Close unmaps the memory. Nothing may use p afterwards.
+// Close unmaps the memory. p must not be used afterwards.
 func (p Pulse) Close() {
 	if p.words != nil {
 		_ = unix.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(p.words)), pulseSize))
@@ -70,8 +71,7 @@ func (p Pulse) Close() {
 // Mapped reports whether p has memory.
 func (p Pulse) Mapped() bool { return p.words != nil }
 
-// monotonic returns the kernel's clock that stops while the machine is
-// suspended.
+// monotonic returns CLOCK_MONOTONIC, which stops while the machine is suspended.
 func monotonic() int64 {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
@@ -97,8 +97,8 @@ func (p Pulse) Armed() bool { return p.words[0].Load() != 0 }
 // Age returns the time since the daemon's last beat.
 func (p Pulse) Age() time.Duration { return time.Duration(monotonic() - p.words[1].Load()) }
 
-// Beat makes the shim watch this daemon's heartbeat. The returned descriptor is
-// that of the memory to beat in; the caller owns it.
+// Beat makes the shim watch this daemon's heartbeat. It returns the descriptor of
+// the Pulse to beat in, which the caller owns.
 func (c *Client) Beat(ctx context.Context) (int, error) {
 	fds, err := c.exchange(ctx, VerbBeat, struct{}{}, nil, nil)
 	if err == nil && len(fds) != 1 {
@@ -111,7 +111,7 @@ func (c *Client) Beat(ctx context.Context) (int, error) {
 	return fds[0], nil
 }
 
-// Drop ends the connection of the daemon, if there is one.
+// Drop closes the connection to the daemon, if there is one.
 func (s *Server) Drop() {
 	s.mu.Lock()
 	n := s.now

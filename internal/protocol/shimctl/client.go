@@ -11,8 +11,8 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Events are the messages that the shim sends on its own. They are called one
-// at a time from one goroutine and may use the client.
+// Events are called for the messages that the shim sends on its own. The calls
+// come one at a time from one goroutine, and may use the client.
 type Events struct {
 	Ended     func(Ended)
 	ExecEnded func(ExecEnded)
@@ -41,8 +41,8 @@ type answer struct {
 	fds []int
 }
 
-// Dial connects to the shim whose socket is path and sends hello. A shim of
-// another version causes a *VersionError.
+// Dial connects to the shim whose socket is at path and sends hello. The error
+// for a shim of another version is a *VersionError.
 func Dial(ctx context.Context, path string, ev Events) (*Client, error) {
 	short, release, err := shorten(path)
 	if err != nil {
@@ -77,11 +77,11 @@ func (c *Client) hello(ctx context.Context) error {
 	return err
 }
 
-// Done is closed when the connection ends.
+// Done returns a channel that is closed when the connection has ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Close ends the connection and waits for the goroutines. It must not be called
-// from an event.
+// Close ends the connection and waits for the client's goroutines. It must not be
+// called from an event handler.
 func (c *Client) Close() {
 	c.w.c.Close()
 	c.both.Wait()
@@ -124,8 +124,8 @@ func (c *Client) read() {
 	c.more.Signal()
 }
 
-// deliver calls the event handlers, so that a handler may send requests to the
-// shim while answers are still being read.
+// deliver calls the event handlers in a separate goroutine, so that a handler may
+// send requests while the client continues to read answers.
 func (c *Client) deliver() {
 	for {
 		c.mu.Lock()
@@ -159,8 +159,8 @@ func (c *Client) deliver() {
 	}
 }
 
-// ErrLost means that the connection ended before the answer: whether the
-// request was executed is unknown.
+// ErrLost means that the connection ended before the answer to a request arrived.
+// Whether the request was executed is unknown.
 var ErrLost = errors.New("the connection to the shim ended before its answer")
 
 func (c *Client) call(ctx context.Context, verb string, body, into any) error {
@@ -170,7 +170,7 @@ func (c *Client) call(ctx context.Context, verb string, body, into any) error {
 }
 
 // exchange sends a request and waits for the answer. The caller owns the
-// descriptors of the answer, even if there is an error.
+// descriptors of the answer, even if exchange returns an error.
 func (c *Client) exchange(ctx context.Context, verb string, body any, give []int, into any) ([]int, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -213,7 +213,8 @@ func (c *Client) exchange(ctx context.Context, verb string, body any, give []int
 	return a.fds, nil
 }
 
-// abandon stops waiting. It closes an answer that has just arrived.
+// abandon stops waiting for an answer. If it has just arrived, its descriptors
+// are closed.
 func (c *Client) abandon(id uint64, ch chan answer) {
 	c.mu.Lock()
 	_, still := c.waiting[id]
@@ -226,15 +227,15 @@ func (c *Client) abandon(id uint64, ch chan answer) {
 	}
 }
 
-// Start starts a run. An *Error with CodeStage names the step that failed
-// before the program.
+// Start starts a run. An *Error with CodeStage names the step that failed before
+// the program ran.
 func (c *Client) Start(ctx context.Context, s Start) (Started, error) {
 	var out Started
 	return out, c.call(ctx, VerbStart, s, &out)
 }
 
-// StartHandoff starts a run whose binds are reported, and returns the
-// descriptor of those reports. The caller owns it; it is -1 if there is an
+// StartHandoff starts a run whose binds are reported, and returns the descriptor
+// that reports them. The caller owns the descriptor. It is -1 if there is an
 // error.
 func (c *Client) StartHandoff(ctx context.Context, s Start) (Started, int, error) {
 	var out Started
@@ -253,16 +254,17 @@ func (c *Client) TakeFilter(ctx context.Context, id string, run uint64) (int, er
 	return fd, err
 }
 
-// GiveFilter passes that descriptor to a new shim. The caller still owns it.
+// GiveFilter passes the descriptor that reports a run's binds to a new shim. The
+// caller still owns it.
 func (c *Client) GiveFilter(ctx context.Context, id string, run uint64, fd int) error {
 	fds, err := c.exchange(ctx, VerbFilter, Filter{ID: id, Run: run}, []int{fd}, nil)
 	CloseAll(fds)
 	return err
 }
 
-// KeepOpen has the shim keep a descriptor open in place of the one that it keeps under
-// id, until no daemon has been connected for a while; with -1 it keeps none. The
-// caller keeps its own.
+// KeepOpen makes the shim keep a duplicate of fd open under id, replacing the one
+// that it kept; -1 only closes that. The shim closes it once no daemon has been
+// connected for a while. The caller still owns fd.
 func (c *Client) KeepOpen(ctx context.Context, id string, fd int) error {
 	var give []int
 	if fd >= 0 {
@@ -274,13 +276,14 @@ func (c *Client) KeepOpen(ctx context.Context, id string, fd int) error {
 }
 
 // CheckHandoff reports whether bind handoff works for programs of this shim. The
-// shim tries it once.
+// shim tries it once and remembers the result.
 func (c *Client) CheckHandoff(ctx context.Context) (HandoffCheck, error) {
 	var out HandoffCheck
 	return out, c.call(ctx, VerbHandoff, struct{}{}, &out)
 }
 
-// oneOf returns the only descriptor of an answer, -1 for any other number.
+// oneOf returns the descriptor of an answer with exactly one. Otherwise it closes
+// them all and returns -1.
 func oneOf(fds []int, err error) int {
 	if err != nil || len(fds) != 1 {
 		CloseAll(fds)
@@ -306,24 +309,24 @@ func (c *Client) List(ctx context.Context, id string) ([]Run, error) {
 	}
 }
 
-// AckExit lets the shim delete the exit of a run.
+// AckExit acknowledges the exit of a run, so that the shim can delete it.
 func (c *Client) AckExit(ctx context.Context, id string, run uint64) error {
 	return c.call(ctx, VerbAckExit, Ended{ID: id, Run: run}, nil)
 }
 
-// AckThawed lets the shim delete what Welcome.Thawed reported.
+// AckThawed acknowledges Welcome.Thawed, so that the shim can delete it.
 func (c *Client) AckThawed(ctx context.Context) error {
 	return c.call(ctx, VerbAckThawed, nil, nil)
 }
 
-// Hold binds and keeps listening sockets under id, whatever the state of the
-// instance. Sockets of id that are not in addrs are closed.
+// Hold makes the shim bind listening sockets and keep them under id, whatever the
+// state of the instance. It closes sockets of id whose address is not in addrs.
 func (c *Client) Hold(ctx context.Context, id string, addrs []string) error {
 	return c.call(ctx, VerbHold, Hold{ID: id, Addrs: addrs}, nil)
 }
 
-// Keep passes the sockets that an earlier shim held to a new one. fds are in
-// the order of addrs; the caller keeps them.
+// Keep passes sockets that an earlier shim held to a new one. fds are in the
+// order of addrs; the caller still owns them.
 func (c *Client) Keep(ctx context.Context, id string, addrs []string, fds []int) error {
 	got, err := c.exchange(ctx, VerbHold, Hold{ID: id, Addrs: addrs}, fds, nil)
 	CloseAll(got)
@@ -335,18 +338,18 @@ func (c *Client) Unhold(ctx context.Context, id string) error {
 	return c.call(ctx, VerbUnhold, Name{ID: id}, nil)
 }
 
-// Release stops listening on those sockets held under id that were handed to
-// the program and that it has closed while it continues to run. It returns
-// their addresses.
+// Release makes the shim stop listening on those sockets held under id that were
+// handed to the program and that the program has closed while it continues to
+// run. It returns their addresses.
 func (c *Client) Release(ctx context.Context, id string, addrs []string) ([]string, error) {
 	var out Hold
 	err := c.call(ctx, VerbRelease, Hold{ID: id, Addrs: addrs}, &out)
 	return out.Addrs, err
 }
 
-// Door puts a new socket in the place of each unix socket held under id (shut),
-// so that new clients wait there and the program accepts none of them, or
-// undoes that. The former socket is held until the next Hold.
+// Door with shut set replaces each unix socket held under id by a new one, so
+// that new clients wait there and the program accepts none of them. Without shut
+// it undoes that. The former sockets are kept until the next Hold.
 func (c *Client) Door(ctx context.Context, id string, shut bool) error {
 	return c.call(ctx, VerbDoor, Door{ID: id, Shut: shut}, nil)
 }
@@ -410,8 +413,8 @@ func (c *Client) Exec(ctx context.Context, e Exec, stdio [3]int) (Started, error
 	return out, err
 }
 
-// Forget deletes what the shim keeps for an instance that has no run: its
-// record, its log pipe, its sockets.
+// Forget deletes everything that the shim keeps for an instance without a run:
+// its record, log pipe and sockets.
 func (c *Client) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, VerbForget, Name{ID: id}, nil)
 }
@@ -421,8 +424,8 @@ func (c *Client) Adopt(ctx context.Context, r Run) error {
 	return c.call(ctx, VerbAdopt, r, nil)
 }
 
-// Outside stores the request that the shim sends when this daemon is gone. It
-// is on disk, though not durably, when Outside returns.
+// Outside stores how the shim can thaw something after this daemon is gone. When
+// Outside returns, the entry is written to disk, though not yet synced.
 func (c *Client) Outside(ctx context.Context, o Outside) error {
 	return c.call(ctx, VerbOutside, o, nil)
 }

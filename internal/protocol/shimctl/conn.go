@@ -16,7 +16,7 @@ import (
 	"lull/internal/lib/unixsock"
 )
 
-// envelope is one line.
+// envelope is one message, sent as one line.
 type envelope struct {
 	ID    uint64          `json:"id,omitempty"`
 	Verb  string          `json:"verb,omitempty"`
@@ -37,7 +37,8 @@ func parseLine(b []byte) (envelope, error) {
 	return e, nil
 }
 
-// wire frames messages on a stream socket. One goroutine reads; any may write.
+// wire sends and receives messages on a stream socket. Only one goroutine may
+// read; any may write.
 type wire struct {
 	c   *net.UnixConn
 	buf []byte
@@ -53,7 +54,7 @@ func newWire(c *net.UnixConn) *wire { return &wire{c: c, oob: make([]byte, unix.
 // waitLimit bounds one write to a peer that does not read.
 const waitLimit = 10 * time.Second
 
-// write sends a message. The caller keeps the descriptors.
+// write sends a message with descriptors. The caller still owns the descriptors.
 func (w *wire) write(e envelope, fds []int) error {
 	if len(fds) > MaxFDs {
 		return fmt.Errorf("cannot send %d descriptors at once, at most %d", len(fds), MaxFDs)
@@ -81,7 +82,7 @@ func (w *wire) write(e envelope, fds []int) error {
 		_, err = w.c.Write(b[n:])
 	}
 	if err != nil {
-		w.c.Close() // after half a line the stream is unusable
+		w.c.Close() // part of a line was sent, so the stream is unusable
 	}
 	return err
 }
@@ -166,8 +167,8 @@ func (w *wire) take(oob []byte) error {
 	return nil
 }
 
-// close ends the stream and closes descriptors that were not taken. The reader
-// calls it last.
+// close ends the stream and closes received descriptors that were not taken. It
+// is called by the reader, after its last read.
 func (w *wire) close() {
 	w.c.Close()
 	CloseAll(w.fds)
@@ -177,12 +178,12 @@ func (w *wire) close() {
 // CloseAll closes descriptors.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
-		_ = unix.Close(fd) // closed whatever the result
+		_ = unix.Close(fd) // the descriptor is released even if close fails
 	}
 }
 
-// Listen creates the shim's socket, mode 0600, replacing one that an earlier
-// shim left. The caller must make sure that no other shim runs.
+// Listen creates the shim's socket with mode 0600. It replaces a socket that an
+// earlier shim left, so the caller must make sure that no other shim is running.
 func Listen(path string) (*net.UnixListener, error) {
 	short, done, err := shorten(path)
 	if err != nil {
@@ -204,7 +205,8 @@ func Listen(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// shorten returns a name for path that fits into a socket address (107 bytes).
+// shorten returns a name for path that fits into a socket address (107 bytes),
+// and a function that releases it.
 func shorten(path string) (string, func(), error) {
 	if len(path) < 108 {
 		return path, func() {}, nil
@@ -216,7 +218,8 @@ func shorten(path string) (string, func(), error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", fd, filepath.Base(path)), func() { unix.Close(fd) }, nil
 }
 
-// trusted returns an error unless the peer is our own user or root.
+// trusted returns an error unless the peer runs as this process's user or as
+// root.
 func trusted(c *net.UnixConn) error {
 	p, err := unixsock.PeerOf(c)
 	if err != nil {

@@ -9,15 +9,15 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Version is the version of the protocol. Both sides must have the same.
+// Version is the version of the protocol, which must be the same on both sides.
 const Version = 1
 
-// Bounds of the wire.
+// Limits of the protocol.
 const (
 	MaxMessage = 2 << 20 // bytes of one line
-	MaxFDs     = 250     // descriptors with one message; the kernel's limit is 253
+	MaxFDs     = 250     // descriptors per message; the kernel's limit is 253
 
-	MaxThawedIDs = 100  // named in one Thawing
+	MaxThawedIDs = 100  // IDs in one Thawing
 	MaxListed    = 1000 // runs in one List
 )
 
@@ -62,18 +62,17 @@ type Welcome struct {
 	Release   string    `json:"release"` // version of the shim's binary
 	PID       int       `json:"pid"`
 	StartedAt time.Time `json:"started_at"`
-	Thawed    []Thawing `json:"thawed,omitempty"` // since the last ack-thawed
+	Thawed    []Thawing `json:"thawed,omitempty"` // thaws since the last ack-thawed
 }
 
-// Thawing is one time when the shim thawed instances because no daemon was
-// connected.
+// Thawing reports that the shim thawed instances because no daemon was connected.
 type Thawing struct {
 	At    time.Time `json:"at"`
 	Count int       `json:"count"` // instances that had been frozen
 	IDs   []string  `json:"ids"`   // the first of them, at most MaxThawedIDs
 }
 
-// Start starts one run. An id has at most one live run.
+// Start requests the start of one run. An ID has at most one live run.
 type Start struct {
 	ID      string   `json:"id"`
 	Run     uint64   `json:"run"`
@@ -85,25 +84,25 @@ type Start struct {
 	LogPath string   `json:"log_path"`
 	LogMax  int64    `json:"log_max"`
 	Cgroups []string `json:"cgroups,omitempty"` // directories to join; the first is the freezer's
-	// Handoff are addresses whose sockets are held and replace the program's own
-	// when it binds them.
+	// Handoff lists addresses whose sockets the shim holds and which replace the
+	// program's own sockets when it binds them.
 	Handoff []string `json:"handoff,omitempty"`
 }
 
-// StartOf returns the message for a launch.
+// StartOf returns the Start message for a launch.
 func StartOf(l instance.Launch, cgroups []string) Start {
 	return Start{ID: l.ID, Run: l.Run, Command: l.Command, Env: l.Env, Dir: l.Dir, User: l.User,
 		Listen: l.Listen, Handoff: l.Handoff, LogPath: l.LogPath, LogMax: l.LogMax, Cgroups: cgroups}
 }
 
-// Started answers Start, and Exec.
+// Started answers Start and Exec.
 type Started struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // clock ticks since boot
 	Exec  uint64 `json:"exec,omitempty"`
 	// NoNewPrivs is set if the program runs with no_new_privs, which the kernel
-	// requires for the handoff of an ordinary user. The descriptor that reports
-	// binds is sent with the answer to a Start with Handoff.
+	// requires for the handoff if the shim is not root. The answer to a Start
+	// with Handoff carries the descriptor that reports binds.
 	NoNewPrivs bool `json:"no_new_privs,omitempty"`
 }
 
@@ -119,12 +118,12 @@ type Run struct {
 	LogMax  int64    `json:"log_max"`
 	User    string   `json:"user,omitempty"`
 	Handoff bool     `json:"handoff,omitempty"` // its binds are reported
-	Adopted bool     `json:"adopted,omitempty"` // not this shim's child: its exit code cannot be collected
+	Adopted bool     `json:"adopted,omitempty"` // not a child of this shim, which therefore cannot collect its exit code
 	Exit    *Exit    `json:"exit,omitempty"`
 }
 
-// Listing requests the runs of one id, or those after After in the order of
-// ids.
+// Listing requests the runs of ID, or if it is empty those of all IDs after
+// After, in order.
 type Listing struct {
 	ID    string `json:"id,omitempty"`
 	After string `json:"after,omitempty"`
@@ -136,71 +135,71 @@ type List struct {
 	More bool  `json:"more,omitempty"`
 }
 
-// Ended reports a run that ended. It is repeated on every new connection until
-// it is acknowledged. AckExit has the same shape without Exit.
+// Ended reports a run that has ended. It is sent on every new connection until it
+// is acknowledged by AckExit, whose body is an Ended without Exit.
 type Ended struct {
 	ID   string `json:"id"`
 	Run  uint64 `json:"run"`
 	Exit Exit   `json:"exit,omitzero"`
 }
 
-// Hold requests listening sockets for an ID. Kept sockets may be sent with it,
-// one for each address; otherwise the addresses are bound.
+// Hold requests listening sockets for an ID. If descriptors are sent with it,
+// they are the sockets, one for each address. Otherwise the shim binds the
+// addresses.
 type Hold struct {
 	ID    string   `json:"id"`
 	Addrs []string `json:"addrs,omitempty"` // see Addr; an empty host means every address
-	// As are the addresses that the sockets are bound to, in the order of Addrs:
-	// a program may bind every address although one is exposed. [::] without
-	// IPv4 is [::]:port, with IPv4 it is :port. The shim sets it.
+	// As lists the addresses to which the sockets are actually bound, in the
+	// order of Addrs: a program may bind every address although only one is
+	// exposed. [::]:port is IPv6 only, :port is both families. The shim sets it.
 	As []string `json:"as,omitempty"`
 }
 
-// Door makes the new clients of the unix sockets held under an ID wait (Shut),
-// or ends that.
+// Door makes new clients of the unix sockets held under ID wait (Shut), or ends
+// that.
 type Door struct {
 	ID   string `json:"id"`
 	Shut bool   `json:"shut,omitempty"`
 }
 
-// Holds answers holds, which takes a Listing, with the sorted ids under which
-// listening sockets are held. More reports that there are ids after the last
-// one.
+// Holds answers a Listing of holds, with the sorted IDs under which listening
+// sockets are held. More means that there are further IDs.
 type Holds struct {
 	IDs  []string `json:"ids"`
 	More bool     `json:"more,omitempty"`
 }
 
-// Filter requests the descriptor that reports the binds of a run. If the
-// descriptor is sent with it, it passes the descriptor to a new shim.
+// Filter requests the descriptor that reports the binds of a run. If a descriptor
+// is sent with it, it passes that descriptor to a new shim instead.
 type Filter struct {
 	ID  string `json:"id"`
 	Run uint64 `json:"run"`
 }
 
-// HandoffCheck reports whether bind handoff works here.
+// HandoffCheck reports whether bind handoff works for programs of this shim.
 type HandoffCheck struct {
 	Why        string `json:"why,omitempty"`          // why it does not work; empty if it does
 	NoNewPrivs bool   `json:"no_new_privs,omitempty"` // programs run with no_new_privs
 }
 
-// HeldChanged reports that the sockets held under an id have changed. Why is
-// set if one had to be given up.
+// HeldChanged reports that the sockets held under an ID have changed. Why is set
+// if one of them had to be closed.
 type HeldChanged struct {
 	ID  string `json:"id"`
 	Why string `json:"why,omitempty"`
 }
 
-// Name names an instance, or a process.
+// Name is the name of an instance or of a process.
 type Name struct {
 	ID string `json:"id"`
 }
 
-// Outside describes something that may be frozen and that the shim did not
-// start, with the way to thaw it when the daemon has ended. Docker's containers
-// and QEMU's guests are thawed by a POST to Path on the unix socket Socket or,
-// with QMP, by a continue command to a monitor of QEMU. What the daemon froze
-// in place is the control group Group, or the processes Tree with their
-// descendants. An Outside with only an ID removes the entry.
+// Outside describes something that may be frozen and that the shim did not start,
+// and how to thaw it after the daemon has ended. Docker's containers and QEMU's
+// guests are thawed by a POST to Path on the unix socket Socket or, with QMP, by
+// a continue command to QEMU's monitor. Processes that the daemon froze in place
+// are the control group Group, or the processes Tree with their descendants. An
+// Outside with only an ID removes the entry.
 type Outside struct {
 	ID     string    `json:"id"`
 	Socket string    `json:"socket,omitempty"`
@@ -210,8 +209,8 @@ type Outside struct {
 	Tree   []Process `json:"tree,omitempty"`
 }
 
-// Process names a process. Its PID may be reused, Start is its start time in
-// clock ticks since boot.
+// Process identifies a process. Because its PID may be reused, Start is its start
+// time in clock ticks since boot.
 type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"`
@@ -223,8 +222,8 @@ type Dup struct {
 	FDs []int `json:"fds"`
 }
 
-// Exec runs a command inside an instance: in its groups, with its mark. Three
-// descriptors are sent with it: standard input, output and error.
+// Exec runs a command inside an instance, in its control groups and with its
+// mark. Three descriptors are sent with it: standard input, output and error.
 type Exec struct {
 	ID      string   `json:"id"`
 	Command []string `json:"command"`
@@ -234,7 +233,7 @@ type Exec struct {
 	TTY     bool     `json:"tty,omitempty"` // standard input is a terminal to control
 }
 
-// ExecEnded reports a command that ended.
+// ExecEnded reports that a command has ended.
 type ExecEnded struct {
 	Exec uint64 `json:"exec"`
 	Exit Exit   `json:"exit"`
@@ -248,13 +247,13 @@ const (
 	CodeFailed   Code = "failed"
 	CodeNotFound Code = "not_found"
 	CodeBusy     Code = "busy"    // the id already has a run
-	CodeInvalid  Code = "invalid" // the request itself is invalid
-	CodeStage    Code = "stage"   // a step before the program failed; see Step and Errno
+	CodeInvalid  Code = "invalid" // the request is invalid
+	CodeStage    Code = "stage"   // a step before the program ran failed; see Step and Errno
 	CodeGone     Code = "gone"    // the process has ended
 )
 
-// StepHandoff is the Step of a CodeStage error if the program could not be put
-// under a filter that reports its binds.
+// StepHandoff is the Step of a CodeStage error if the filter that reports binds
+// could not be installed for the program.
 const StepHandoff = "handoff"
 
 // Error is an error response.
@@ -268,8 +267,8 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return e.Message }
 
-// Unwrap returns the errno, so that errors.Is(err, syscall.EACCES) works across
-// the wire.
+// Unwrap returns the errno, so that for example errors.Is(err, syscall.EACCES)
+// works on the client's side.
 func (e *Error) Unwrap() error {
 	if e.Errno == 0 {
 		return nil
@@ -277,7 +276,8 @@ func (e *Error) Unwrap() error {
 	return syscall.Errno(e.Errno)
 }
 
-// Errorf returns an error with a code. It keeps an errno among args.
+// Errorf returns an error with a code. If an argument contains an errno, the
+// error keeps it.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	out := &Error{Code: code, Message: err.Error()}
@@ -288,7 +288,7 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return out
 }
 
-// asError converts any error to one for the wire.
+// asError returns err as an *Error to be sent.
 func asError(err error) *Error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -300,7 +300,7 @@ func asError(err error) *Error {
 // VersionError means that the shim uses another version of the protocol.
 type VersionError struct {
 	Ours, Theirs int
-	PID          int // of the shim
+	PID          int // process ID of the shim
 }
 
 func (e *VersionError) Error() string {

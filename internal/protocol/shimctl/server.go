@@ -12,11 +12,11 @@ import (
 // Request is one request of the daemon.
 type Request struct {
 	Verb string
-	FDs  []int // closed after the handler returns; the handler sets those that it keeps to -1
+	FDs  []int // closed when the handler returns; the handler sets those that it keeps to -1
 	body json.RawMessage
 }
 
-// Into decodes the body.
+// Into decodes the body of the request into v.
 func (r *Request) Into(v any) error {
 	if err := json.Unmarshal(r.body, v); err != nil {
 		return Errorf(CodeInvalid, "cannot read the request %s: %v", r.Verb, err)
@@ -24,41 +24,41 @@ func (r *Request) Into(v any) error {
 	return nil
 }
 
-// Answer is a result with descriptors, which the handler keeps unless Close is
-// set.
+// Answer is a result with descriptors. The handler still owns the descriptors
+// unless Close is set.
 type Answer struct {
 	Body  any
 	FDs   []int
 	Close bool // close the descriptors once they are sent
 }
 
-// Server accepts the daemon. Handle is called for each request after hello,
-// concurrently.
+// Server accepts connections of the daemon. Handle is called concurrently for
+// each request after hello.
 type Server struct {
 	Handle  func(ctx context.Context, r *Request) (Answer, error)
-	Welcome func() (Welcome, error) // answers hello; an error refuses the daemon
-	Joined  func()                  // called when a daemon has said hello; events may be sent from then on
+	Welcome func() (Welcome, error) // returns the answer to hello; an error refuses the daemon
+	Joined  func()                  // called when a daemon is connected and events may be sent
 	Left    func()                  // called when the last daemon has disconnected
 	Log     *slog.Logger
 
 	mu     sync.Mutex
 	now    *session
-	begun  uint64 // number of sessions that have said hello
-	newest uint64 // the latest of them that became the daemon
+	begun  uint64 // number of connections that have sent hello
+	newest uint64 // number of the latest one that became the daemon
 }
 
 type session struct {
-	number  uint64 // in the order of their hellos
+	number  uint64 // in the order in which they sent hello
 	w       *wire
 	hello   bool
 	greeted bool // Welcome was called for this connection
 	tasks   chan struct{}
 }
 
-// parallel bounds the concurrent requests.
+// parallel limits the number of concurrent requests.
 const parallel = 16
 
-// Run serves l until ctx ends, then closes it and all connections.
+// Run serves l until ctx ends, then closes l and all connections.
 func (s *Server) Run(ctx context.Context, l *net.UnixListener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -129,9 +129,9 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 	}
 }
 
-// greet answers hello and makes n the daemon, disconnecting the previous one.
-// The latest hello wins, whatever the order of the answers: a daemon that gets
-// its answer may already have been replaced.
+// greet answers hello and makes n the daemon, disconnecting the previous one. The
+// latest hello wins, in whatever order the answers are sent. A daemon may
+// therefore already have been replaced when it gets its answer.
 func (s *Server) greet(n *session, e envelope) bool {
 	var h Hello
 	if e.Verb != VerbHello || json.Unmarshal(e.Body, &h) != nil {
@@ -198,9 +198,8 @@ func (s *Server) answer(ctx context.Context, n *session, e envelope, fds []int) 
 	}
 }
 
-// Send sends an event to the daemon, if one is connected. Otherwise, or if the
-// connection fails, the event is lost. Events that must arrive are sent again
-// from Joined.
+// Send sends an event to the daemon. If none is connected or the connection
+// fails, the event is lost. Events that must arrive are sent again from Joined.
 func (s *Server) Send(verb string, body any) {
 	s.mu.Lock()
 	n := s.now

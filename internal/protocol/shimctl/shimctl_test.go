@@ -21,10 +21,10 @@ import (
 
 const testPatience = waittest.Timeout
 
-// serve runs a server whose handler is do, and returns its socket.
+// serve runs s and returns the path of its socket.
 func serve(t *testing.T, s *Server) string {
 	t.Helper()
-	// Longer than a socket address holds.
+	// The path is longer than a socket address allows.
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 90))
 	errtest.None(t, os.Mkdir(dir, 0o700))
 	path := filepath.Join(dir, "shim.sock")
@@ -55,7 +55,7 @@ func serve(t *testing.T, s *Server) string {
 func TestDescriptorsTravel(t *testing.T) {
 	open := countFDs(t)
 	path := serve(t, &Server{Handle: func(_ context.Context, r *Request) (Answer, error) {
-		// The requests are answered in reverse order, each twice.
+		// Return duplicates of the descriptors in reverse order.
 		var a Answer
 		for i := len(r.FDs) - 1; i >= 0; i-- {
 			fd, err := unix.Dup(r.FDs[i])
@@ -131,7 +131,8 @@ func TestOtherVersion(t *testing.T) {
 	}
 }
 
-// Events arrive in order, and an event handler may call the shim.
+// TestEvents checks that events arrive in order, and that an event handler may
+// call the shim.
 func TestEvents(t *testing.T) {
 	acked := make(chan Ended, 100)
 	s := &Server{}
@@ -173,7 +174,7 @@ func TestEvents(t *testing.T) {
 			t.Fatalf("event %d did not come", n)
 		}
 	}
-	(<-ready).Close() // the last event has been answered too
+	(<-ready).Close() // after the answers in the last event handler
 	select {
 	case <-gone:
 	case <-time.After(testPatience):
@@ -181,7 +182,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// A connection that breaks ends every question that waits.
+// TestLost checks that a canceled request ends, and that a broken connection ends
+// every request that waits.
 func TestLost(t *testing.T) {
 	release := make(chan struct{})
 	path := serve(t, &Server{Handle: func(ctx context.Context, _ *Request) (Answer, error) {
@@ -200,7 +202,7 @@ func TestLost(t *testing.T) {
 		t.Errorf("given up with %v", err)
 	}
 	go func() { _, err := c.List(waittest.Context(t), ""); given <- err }()
-	second, err := Dial(waittest.Context(t), path, Events{}) // the newest wins
+	second, err := Dial(waittest.Context(t), path, Events{}) // replaces the first connection
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,8 +215,8 @@ func TestLost(t *testing.T) {
 	c.Close()
 }
 
-// TestLaterHelloWins delays the answer of the earlier hello until the later one
-// has its answer, as the scheduler may do to either.
+// TestLaterHelloWins checks that the later of two daemons stays connected even if
+// the earlier hello is answered after the later one.
 func TestLaterHelloWins(t *testing.T) {
 	came, release := make(chan struct{}, 1), make(chan struct{})
 	first := make(chan struct{}, 1)
@@ -275,7 +277,7 @@ func TestNoise(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = conn.SetDeadline(time.Now().Add(testPatience))
-		_, _ = conn.Write([]byte(bytes)) // it may be cut off in the middle
+		_, _ = conn.Write([]byte(bytes)) // the server may close the connection in the middle
 		buf := make([]byte, 4096)
 		for err == nil {
 			_, err = conn.Read(buf)

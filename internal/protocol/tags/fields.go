@@ -24,10 +24,10 @@ type Field struct {
 	set   func(*Settings, string) error
 	get   func(*Settings) (string, bool)
 	clear func(*Settings)
-	show  func(string) string // returns the part of a value that is safe to show; nil means all of it
+	show  func(string) string // returns the part of a value that may be shown; nil means all of it
 }
 
-// Fields lists the schema, in the order of its reference page.
+// Fields returns all settings, in the order of their reference page.
 func Fields() []Field { return slices.Clone(fields) }
 
 const day = 24 * time.Hour
@@ -64,7 +64,7 @@ var fields = []Field{
 	word("pause-holder", "who pauses the machine; with a server, its record of the worker decides, and controller prevents the agent from pausing", func(s *Settings) **string { return &s.PauseHolder }, "agent", "controller"),
 }
 
-// reserved are names under the prefix that carry state or belong to the server.
+// reserved are names under the prefix that contain state or belong to the server.
 // They are not settings.
 var reserved = map[string]bool{
 	"idle-status": true, "idle-since": true, "idle-action": true, "draining": true,
@@ -81,7 +81,7 @@ func find(name string) *Field {
 	return nil
 }
 
-// field builds a Field over the pointer at returns.
+// field returns the Field whose value is at the pointer that at returns.
 func field[T any](name, form, doc string, at func(*Settings) **T, parse func(string) (T, error), write func(T) string) Field {
 	return Field{Name: name, Form: form, Doc: doc,
 		set: func(s *Settings, text string) error {
@@ -150,9 +150,9 @@ func number(name, doc string, least, most float64, at func(*Settings) **float64)
 	}, func(n float64) string { return strconv.FormatFloat(n, 'g', -1, 64) })
 }
 
-// bytes parses a number of bytes with an optional unit: KB, MB and GB are
-// powers of 1000, as in the default thresholds; KiB, MiB and GiB are powers of
-// 1024.
+// bytes returns a Field for a number of bytes with an optional unit: KB, MB and
+// GB are powers of 1000, as in the default thresholds; KiB, MiB and GiB are
+// powers of 1024.
 func bytes(name, doc string, at func(*Settings) **float64) Field {
 	units := []struct {
 		suffix string
@@ -192,8 +192,8 @@ func word(name, doc string, at func(*Settings) **string, allowed ...string) Fiel
 	}, func(v string) string { return v })
 }
 
-// listOf parses a list separated by commas or spaces. Without allowed words any
-// plain name is valid.
+// listOf returns a Field for a list separated by commas or spaces. If no words
+// are allowed explicitly, any plain name is valid.
 func listOf(name, doc string, at func(*Settings) **[]string, allowed ...string) Field {
 	form := "list parted by commas"
 	if len(allowed) > 0 {
@@ -255,8 +255,8 @@ func webAddress(v string) error {
 	return nil
 }
 
-// nearest returns the setting that name probably misspells, with at most two
-// wrong letters; "" for none.
+// nearest returns the setting of which name is probably a misspelling, with at
+// most two wrong letters; "" if there is none.
 func nearest(name string) string {
 	best, at := 3, ""
 	if len(name) > MaxKey {

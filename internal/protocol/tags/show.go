@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// hidden replaces the part of a value that is not shown.
+// hidden stands for the part of a value that is not shown.
 const hidden = "…"
 
-// Show returns the part of a setting's value that may appear where many can
-// read it: in a status, a history, a log or a report to a server. A command may
-// contain a password and an address a token, so only the program and the host
-// are shown. The value of an unknown setting is not shown at all, because its
-// name may be a misspelling of either.
+// Show returns the part of a setting's value that may appear where many can read
+// it: in a status, a history, a log or a report to a server. A command may
+// contain a password and an address may contain a token, so only the program and
+// the host are shown. The value of an unknown setting is not shown at all,
+// because its name may be a misspelling of one that contains a secret.
 func Show(name, value string) string {
 	f := find(name)
 	switch {
@@ -24,7 +24,8 @@ func Show(name, value string) string {
 	return value
 }
 
-// private makes the part of f's values that show returns the only visible one.
+// private returns f with show as its function for the part of a value that may be
+// shown.
 func private(f Field, show func(string) string) Field {
 	f.show = show
 	return f
@@ -41,8 +42,8 @@ func hide(value string) string {
 // shell syntax.
 const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-"
 
-// Program returns the program of a shell command without its arguments and the
-// assignments before it, which may contain passwords.
+// Program returns the program of a shell command. It omits the arguments, and
+// assignments before the program, which may contain passwords.
 func Program(command string) string {
 	words := strings.Fields(command)
 	if len(words) == 0 || strings.Trim(words[0], plain) != "" {

@@ -12,21 +12,22 @@ const (
 	ActionStopping    = "stopping"
 	ActionStopped     = "stopped"
 
-	// ActionNone withdraws an -ing form. It is written as an empty value.
+	// ActionNone withdraws an action that was announced in its -ing form. It is
+	// written as an empty value.
 	ActionNone = "none"
 )
 
-// State is the agent's report about its machine. The agent writes the -ing form
-// of an action, the server the final form when EC2 confirms it. Without a
-// server, the agent writes it at its next start.
+// State is what an agent reports about its machine in tags. The agent writes an
+// action in its -ing form, and the server writes the final form when EC2 confirms
+// it. Without a server, the agent writes the final form at its next start.
 type State struct {
 	Status string    // active or idle; not written if empty
 	Since  time.Time // when the idle period began; omitted if zero
 	Action string    // not written if empty
 }
 
-// StateKeys returns the names of the three state tags. Under PrismPrefix they
-// are those that Prism writes.
+// StateKeys returns the names of the three state tags. With PrismPrefix they are
+// the names that Prism uses.
 func StateKeys(prefix string) (status, since, action string) {
 	if prefix == PrismPrefix {
 		return "Prism:IdleStatus", "Prism:IdleSince", "Prism:IdleAction"
@@ -54,8 +55,8 @@ func (s State) Encode(prefix string) map[string]string {
 	return out
 }
 
-// DecodeState reads the state from an instance's tags. It ignores unknown
-// values, which were written by another program.
+// DecodeState reads the state from an instance's tags. It ignores values that it
+// does not know, because another program may have written them.
 func DecodeState(prefix string, t map[string]string) State {
 	status, since, action := StateKeys(prefix)
 	var s State

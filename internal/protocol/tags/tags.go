@@ -1,12 +1,12 @@
-// Package tags defines the EC2 instance tags that an agent and the source of
-// its policy exchange: which tags exist, the format of their values, and what
-// is wrong with them. It does no I/O.
+// Package tags defines the EC2 instance tags that contain an agent's settings and
+// state: which tags exist, the format of their values, and what is wrong with a
+// value. It does no I/O.
 //
 // Settings are read from tags or from YAML. An absent setting is nil, so that
-// sources can be layered. Every fault names its tag and value, and only that
-// tag is ignored. The agent reports its state in the other direction, as State.
+// sources can be layered. Every fault names its tag and value, and only that tag
+// is ignored. In the other direction, the agent reports its State.
 //
-// Defaults and the effects of settings are defined by the agent.
+// The agent defines the defaults and effects of settings.
 package tags
 
 import (
@@ -20,13 +20,13 @@ import (
 	"lull/internal/core/layers"
 )
 
-// The prefixes with special meaning: lull's, and Prism's.
+// The prefixes that are treated specially: lull's own, and Prism's.
 const (
 	DefaultPrefix = "lull:"
 	PrismPrefix   = "prism:"
 )
 
-// Limits of EC2 on a tag, in UTF-8 characters.
+// EC2's limits for tags, in characters.
 const (
 	MaxKey   = 128
 	MaxValue = 256
@@ -55,12 +55,12 @@ type Settings struct {
 
 	IdleCPU      *float64 // percent
 	IdleCPUCores *float64
-	IdleNetwork  *float64 // bytes a minute
-	IdleDisk     *float64 // bytes a minute
+	IdleNetwork  *float64 // bytes per minute
+	IdleDisk     *float64 // bytes per minute
 	IdleGPU      *float64 // percent
 
-	Signals         *[]string // the signals that count, apart from those below
-	Presence        *[]string // terminals, users: their presence counts
+	Signals         *[]string // the signals that count, except those of the fields below
+	Presence        *[]string // terminals, users: count by presence alone
 	ActiveProcesses *[]string
 	ProcessProfiles *[]string
 	ActivePorts     *[]string
@@ -70,9 +70,9 @@ type Settings struct {
 	PauseHolder     *string // agent, controller
 }
 
-// Fault is one tag, or one line of a file, that cannot be used.
+// Fault is a tag, or a line of a file, that cannot be used.
 type Fault struct {
-	Tag     string `json:"tag"`   // the tag's full name, or the setting on a line
+	Tag     string `json:"tag"`   // full name of the tag, or the setting on the line
 	Value   string `json:"value"` // the part that Show returns
 	Problem string `json:"problem"`
 	Where   string `json:"where,omitempty"` // path and line; empty for a tag
@@ -86,9 +86,9 @@ func (f Fault) Error() string {
 	return fmt.Sprintf("cannot use tag %s=%q: %s", f.Tag, f.Value, f.Problem)
 }
 
-// Parse reads the settings among an instance's tags. It ignores tags with other
-// prefixes. An unknown tag under the prefix is a fault only if it looks like a
-// misspelling, because other programs share the prefix.
+// Parse reads the settings from an instance's tags. It ignores tags with other
+// prefixes. An unknown tag with the prefix is a fault only if it looks like a
+// misspelling, because other programs may use the prefix too.
 func Parse(prefix string, tags map[string]string) (Settings, []Fault) {
 	var s Settings
 	var faults []Fault
@@ -123,12 +123,13 @@ func (s Settings) Encode(prefix string) map[string]string {
 	return out
 }
 
-// Over returns s with missing settings taken from base.
+// Over returns s with the settings that are not set taken from base.
 func (s Settings) Over(base Settings) Settings {
 	stack := []Settings{s, base}
 	for i := range fields {
 		if v, from := layers.Strongest(stack, fields[i].get); from == &stack[1] {
-			// set accepts whatever get returns; a test of this package proves it.
+			// set accepts every value that get returns; a test of this package
+			// checks that.
 			_ = fields[i].set(&s, v)
 		}
 	}
@@ -148,8 +149,8 @@ func (s Settings) Changes(t Settings) []string {
 	return out
 }
 
-// Set parses one setting by its name without a prefix. Its error contains only
-// the cause, for a Fault that has name, value and place.
+// Set sets one setting from text, by its name without a prefix. The error
+// contains only the cause, because a Fault adds name, value and place.
 func (s *Settings) Set(name, value string) error {
 	f := find(name)
 	if f == nil {
@@ -161,7 +162,7 @@ func (s *Settings) Set(name, value string) error {
 	return f.set(s, value)
 }
 
-// Get returns one setting; ok is false if s does not have it.
+// Get returns one setting as text. ok is false if it is not set.
 func (s Settings) Get(name string) (value string, ok bool) {
 	if f := find(name); f != nil {
 		return f.get(&s)

@@ -122,8 +122,9 @@ func TestStateTags(t *testing.T) {
 
 func got0(m map[string]string) map[string]string { return maps.Clone(m) }
 
-// FuzzParse holds that what is written is read back the same, and that no
-// value gets by that Encode cannot write into a tag.
+// FuzzParse checks that parsed settings survive Encode and Parse unchanged, and
+// that every fault has the tag's name and the part of the value that may be
+// shown.
 func FuzzParse(f *testing.F) {
 	for i := range fields {
 		f.Add(fields[i].Name, "1h")
@@ -150,8 +151,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// shown returns how a fault shows a value. A misspelled name is treated like
-// the setting that is meant.
+// shown returns a value as a fault shows it. For a misspelled name, the rules of
+// the intended setting apply.
 func shown(name, value string) string {
 	if find(name) == nil {
 		name = nearest(name)

@@ -12,9 +12,10 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// Nulls encodes the zero value of every type in api's document as api encodes
-// responses. It returns the places that are null although the document declares
-// a list, and those for which the document allows a null list in a response.
+// Nulls encodes the zero value of every type in api's document as api would
+// encode it in a response. It returns the places that are null although the
+// document declares a list, and the places where the document allows a null list
+// in a response. types is the number of types.
 func Nulls(api huma.API) (found []string, types int, err error) {
 	doc := api.OpenAPI()
 	for _, name := range slices.Sorted(maps.Keys(doc.Components.Schemas.Map())) {
@@ -42,8 +43,8 @@ func Nulls(api huma.API) (found []string, types int, err error) {
 	return found, types, nil
 }
 
-// NullLists returns the places in v, a decoded response described by s, that
-// are null in place of a list.
+// NullLists returns the places in v, a decoded response with schema s, that are
+// null although s declares a list.
 func NullLists(doc *huma.OpenAPI, s *huma.Schema, v any) (found []string) {
 	var visit func(s *huma.Schema, v any, at string)
 	visit = func(s *huma.Schema, v any, at string) {
@@ -77,8 +78,8 @@ func NullLists(doc *huma.OpenAPI, s *huma.Schema, v any) (found []string) {
 	return found
 }
 
-// Nullable returns the lists in the responses of doc that doc declares as
-// nullable, except those of types also used in requests.
+// Nullable returns the lists in responses that doc declares as nullable, except
+// those of types that requests use too.
 func Nullable(doc *huma.OpenAPI) (found []string) {
 	asked := map[string]bool{}
 	refs := func(s *huma.Schema, to map[string]bool) {}

@@ -1,5 +1,5 @@
-// Package tracetest records the spans and the log lines of a daemon under test,
-// and checks how they are related.
+// Package tracetest records the spans and log lines of a daemon under test, and
+// checks relations between them.
 package tracetest
 
 import (
@@ -40,7 +40,7 @@ func (r *Recorder) Write(p []byte) (int, error) {
 	return r.log.Write(p)
 }
 
-// Lines returns the lines that contain all of the words, in order.
+// Lines returns the recorded lines that contain all of the words, in order.
 func (r *Recorder) Lines(words ...string) (out []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,8 +76,7 @@ func (r *Recorder) Last(t testing.TB, name string) sdk.ReadOnlySpan {
 	return l[len(l)-1]
 }
 
-// Parent returns the span of that name that is an ancestor of child; nil if
-// there is none.
+// Parent returns the ancestor of child with that name; nil if there is none.
 func (r *Recorder) Parent(child sdk.ReadOnlySpan, name string) sdk.ReadOnlySpan {
 	for _, s := range r.Named(name) {
 		if s.SpanContext().SpanID() == child.Parent().SpanID() && s.SpanContext().TraceID() == child.SpanContext().TraceID() {
@@ -87,7 +86,8 @@ func (r *Recorder) Parent(child sdk.ReadOnlySpan, name string) sdk.ReadOnlySpan 
 	return nil
 }
 
-// Under fails the test unless the newest span child is below some span parent.
+// Under fails the test unless the newest span named child has an ancestor named
+// parent.
 func (r *Recorder) Under(t testing.TB, child, parent string) {
 	t.Helper()
 	if r.Parent(r.Last(t, child), parent) == nil {

@@ -1,12 +1,12 @@
 // Package files is the protocol between a guest agent and its host for the
-// workspace, a directory of the host: requests with one answer each, over a stream
-// that may be cut and reconnected at any point.
+// workspace, a directory of the host. Each request has one answer. The stream
+// that carries them may break and be reconnected at any point.
 //
-// Requests are stateless. Each names a file by its path below the workspace and by
-// the inode that the path had, so it means the same to a restarted host, and one
-// whose answer was lost can be repeated (Request.Again).
+// Requests are stateless. Each names a file by its path below the workspace and
+// by the inode that the path had. It therefore means the same to a restarted
+// host, and can be repeated if its answer was lost (Request.Again).
 //
-// Input from a guest is hostile: lengths are checked before anything is stored,
+// Input from a guest is untrusted: lengths are checked before anything is stored,
 // and a path that could leave the workspace is rejected.
 package files
 
@@ -18,7 +18,8 @@ import (
 	"strings"
 )
 
-// Version of the protocol; guest agent and host must have the same.
+// Version is the version of the protocol, which must be the same in guest agent
+// and host.
 const Version = 1
 
 // Limits of one message.
@@ -29,14 +30,14 @@ const (
 	maxBody = requestHead + 2*MaxPath + MaxData
 )
 
-// Hidden is the prefix of files that a guest removed while they were open. They
+// Hidden is the prefix of files that a guest removed while it had them open. They
 // stay in the workspace until they are closed, and are not listed.
 const Hidden = ".lull-removed-"
 
 // Op is an operation.
 type Op uint8
 
-// The operations. A path is Request.Path unless another is named.
+// The operations. They act on Request.Path unless stated otherwise.
 const (
 	Stat     Op = iota + 1 // attributes; does not follow symbolic links
 	Change                 // attributes by Request.Mask
@@ -45,10 +46,10 @@ const (
 	Mkdir
 	Remove    // anything but a directory
 	RemoveDir // removes an empty directory
-	Rename    // renames to the path Request.To; Mask 1 never replaces
+	Rename    // renames to Request.To; with Mask 1 it never replaces a file
 	Link      // creates a second name Request.To
 	Create    // creates a file
-	Open      // checks access: Mask 1 for reading, 2 for writing
+	Open      // checks access: for reading if Mask has 1, for writing if it has 2
 	Read      // reads Size bytes at Off
 	Write     // writes Data at Off
 	Sync      // returns once the file is on the host's disk
@@ -68,7 +69,7 @@ const (
 	SetMtimeNow
 )
 
-// KeepTarget is the bit of Request.Mask that makes Rename never replace.
+// KeepTarget is the bit of Request.Mask with which Rename never replaces a file.
 const KeepTarget = 1
 
 // Bits of Request.Mask for Open.
@@ -77,8 +78,8 @@ const (
 	ForWriting
 )
 
-// HelloID is the id of the request by which the guest announces itself on each
-// connection, after those that it repeats. Its answer is ignored.
+// HelloID is the ID of the request by which the guest announces itself on each
+// connection, after the requests that it repeats. The answer is ignored.
 const HelloID = 0
 
 // Request is one operation on one file.
@@ -116,7 +117,7 @@ type Answer struct {
 	Data  []byte
 }
 
-// Key precedes every message of a connection. The host draws it at random and
+// Key precedes every message of a connection. The host chooses it at random and
 // sends it over the control channel, so that leftovers of an earlier connection
 // are never taken for messages.
 type Key [16]byte
@@ -173,7 +174,8 @@ func AppendAnswer(b []byte, k Key, a *Answer) []byte {
 	return append(b, a.Data...)
 }
 
-// cut consumes fixed-size parts from the front of a sufficiently long body.
+// cut is the rest of a message's body. Its methods consume fixed-size parts from
+// the front; the body must be long enough.
 type cut []byte
 
 func (c *cut) u8() byte {
@@ -200,8 +202,8 @@ func (c *cut) u64() uint64 {
 	return v
 }
 
-// ParseRequest parses the body of a request. Data aliases b. After an error the
-// stream must be abandoned.
+// ParseRequest parses the body of a request. Data of the result shares memory
+// with b. After an error the stream must be abandoned.
 func ParseRequest(b []byte) (q Request, err error) {
 	if len(b) < requestHead {
 		return q, fmt.Errorf("cannot read a request of %d bytes", len(b))
@@ -244,7 +246,7 @@ func ParseRequest(b []byte) (q Request, err error) {
 	return q, err
 }
 
-// checkPath rejects a path that is not clearly below the workspace.
+// checkPath returns an error unless p clearly names a file below the workspace.
 func checkPath(p string) error {
 	if p == "" {
 		return nil
@@ -257,7 +259,8 @@ func checkPath(p string) error {
 	return nil
 }
 
-// ParseAnswer parses the body of an answer. Data aliases b.
+// ParseAnswer parses the body of an answer. Data of the result shares memory with
+// b.
 func ParseAnswer(b []byte) (a Answer, err error) {
 	if len(b) < answerHead {
 		return a, fmt.Errorf("cannot read an answer of %d bytes", len(b))
@@ -274,7 +277,7 @@ func ParseAnswer(b []byte) (a Answer, err error) {
 // Entry is a directory entry.
 type Entry struct {
 	Ino  uint64
-	Next int64 // cursor after it
+	Next int64 // cursor of the entry after it
 	Type uint8 // Linux directory entry type
 	Name string
 }
@@ -301,15 +304,15 @@ func ParseEntries(b []byte) (out []Entry, err error) {
 	return out, nil
 }
 
-// Stream splits input into messages. At the beginning and after invalid input it
-// searches for its key.
+// Stream splits input into messages. At the beginning, and after invalid input
+// and a Reset, it searches for its key.
 type Stream struct {
 	key  Key
 	buf  []byte
 	sync bool // in sync: a message begins at the start of buf
 }
 
-// Reset starts a new connection.
+// Reset discards buffered input and starts a new connection with key k.
 func (s *Stream) Reset(k Key) { s.key, s.buf, s.sync = k, nil, false }
 
 // Feed adds input.
@@ -318,8 +321,9 @@ func (s *Stream) Feed(b []byte) { s.buf = append(s.buf, b...) }
 // Begun reports whether part of a message has arrived.
 func (s *Stream) Begun() bool { return len(s.buf) > 0 && s.sync }
 
-// Next returns the body of the next complete message, or nil and no error if there
-// is none yet. An invalid message is an error; Reset then searches for the next.
+// Next returns the body of the next complete message, or nil and no error if
+// there is none yet. After an error for an invalid message, Reset makes the
+// stream search for the next one.
 func (s *Stream) Next() ([]byte, error) {
 	if !s.sync {
 		n := bytes.Index(s.buf, s.key[:])

@@ -10,7 +10,7 @@ import (
 
 var key = Key{1, 2, 3}
 
-// body is a message without its head.
+// body returns the body of a message.
 func body(b []byte) []byte { return b[frameHead:] }
 
 func TestRoundTrip(t *testing.T) {
@@ -53,9 +53,9 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestStream checks that messages may arrive in any pieces, and that bytes
-// before the first message are skipped, even the end of a message of an earlier
-// connection.
+// TestStream checks that messages may arrive in pieces of any size, and that
+// bytes before the first message are skipped, even if they end like a message of
+// an earlier connection.
 func TestStream(t *testing.T) {
 	q := Request{ID: 1, Op: Read, Path: "p", Size: 5}
 	one := AppendRequest(nil, key, &q)
@@ -89,7 +89,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// FuzzStream feeds arbitrary bytes of a guest, which end in an error or in
+// FuzzStream feeds random bytes as a guest. The result must be an error, or
 // requests for paths below the workspace.
 func FuzzStream(f *testing.F) {
 	q := Request{ID: 1, Op: Rename, Path: "a/b", To: "c"}
@@ -128,7 +128,8 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// FuzzAnswer feeds a harness what is not from its host.
+// FuzzAnswer parses random answers. The entries of an accepted one must encode to
+// the same bytes.
 func FuzzAnswer(f *testing.F) {
 	f.Add(body(AppendAnswer(nil, key, &Answer{ID: 1, Data: AppendEntry(nil, Entry{1, 2, 4, "name"})})))
 	f.Fuzz(func(t *testing.T, b []byte) {

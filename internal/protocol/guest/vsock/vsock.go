@@ -1,11 +1,12 @@
 // Package vsock connects a guest agent and its host over AF_VSOCK. The host
-// listens for one connection of one guest, tells that guest the port over another
-// channel, and stops listening.
+// listens for one connection of one guest, sends that guest the port over another
+// channel, and stops listening once it is connected.
 //
-// A connection is trusted only after both ends sent their half of a key that was
-// exchanged over the other channel: any program in the guest could connect first,
-// and any program on the host could listen on a freed port. The kernel reports
-// which guest a connection comes from; connections of others are closed unread.
+// A connection is trusted only after both ends have sent their half of a key that
+// was exchanged over the other channel: any program in the guest could connect
+// first, and any program on the host could listen on a port that was freed. The
+// kernel reports from which guest a connection comes; connections of other guests
+// are closed unread.
 package vsock
 
 import (
@@ -23,7 +24,7 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// Well-known context ids. Each guest has its own.
+// Well-known context IDs. Each guest has another one.
 const (
 	Host  = unix.VMADDR_CID_HOST  // the host, seen from a guest
 	Local = unix.VMADDR_CID_LOCAL // loopback, if the kernel supports it
@@ -38,17 +39,18 @@ type Key [2 * half]byte
 
 const half = 16
 
-// helloLimit is the time limit for a side to send its half.
+// helloLimit is how long a side may take to send its half of the key.
 const helloLimit = 30 * time.Second
 
-// Listener waits for one guest.
+// Listener waits for a connection of one guest.
 type Listener struct {
 	Port uint32 // assigned by the kernel
 	f    *os.File
 }
 
-// Listen listens on a free port of address at, which is Host for guests of this
-// machine. It fails if this machine has no such address or no vsock.
+// Listen listens on a free port of address at, which is Host to reach guests of
+// this machine. It returns an error if this machine does not have the address or
+// does not support vsock.
 func Listen(at uint32) (*Listener, error) {
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -72,8 +74,8 @@ func Listen(at uint32) (*Listener, error) {
 // Close stops listening.
 func (l *Listener) Close() error { return l.f.Close() }
 
-// Accept waits until ctx ends for a connection of the guest with this context id
-// that knows the key. Others are closed.
+// Accept waits until ctx ends for a connection from the guest with context ID cid
+// that sends its half of the key. Other connections are closed.
 func (l *Listener) Accept(ctx context.Context, cid uint32, k Key) (*os.File, error) {
 	defer context.AfterFunc(ctx, func() { l.f.SetReadDeadline(time.Unix(1, 0)) })()
 	for {
@@ -94,8 +96,8 @@ func (l *Listener) Accept(ctx context.Context, cid uint32, k Key) (*os.File, err
 	}
 }
 
-// Meet asks the guest on p to connect and waits for it, for a frozen guest as
-// long as p exists.
+// Meet asks the guest on p to connect, and waits for the connection. For a frozen
+// guest it waits as long as p exists.
 func (l *Listener) Meet(ctx context.Context, p *guest.Peer, cid uint32) (*os.File, error) {
 	var k Key
 	rand.Read(k[:])
@@ -145,8 +147,8 @@ func (l *Listener) accept() (c *os.File, from uint32, err error) {
 	return os.NewFile(uintptr(fd), "vsock"), from, nil
 }
 
-// Dial connects to a port of address to, which is Host in a guest. ctx bounds
-// it; the kernel gives up after two seconds.
+// Dial connects to a port of address to, which is Host in a guest. ctx limits it;
+// the kernel gives up after two seconds.
 func Dial(ctx context.Context, to, port uint32, k Key) (*os.File, error) {
 	c, err := connect(ctx, &unix.SockaddrVM{CID: to, Port: port})
 	if err != nil {
@@ -175,7 +177,7 @@ func connect(ctx context.Context, to unix.Sockaddr) (*os.File, error) {
 	return c, nil
 }
 
-// connected waits for a connect in progress.
+// connected waits until a connect in progress has succeeded or failed.
 func connected(ctx context.Context, c *os.File) error {
 	defer context.AfterFunc(ctx, func() { c.SetWriteDeadline(time.Unix(1, 0)) })()
 	raw, err := c.SyscallConn()
@@ -199,7 +201,8 @@ func connected(ctx context.Context, c *os.File) error {
 	return errors.Join(werr, err)
 }
 
-// met exchanges the halves of the key in the order of steps.
+// met runs steps, which exchange the halves of the key, and closes c if one fails
+// or ctx ends.
 func met(ctx context.Context, c *os.File, steps ...func(io.ReadWriter) error) error {
 	if err := c.SetDeadline(time.Now().Add(helloLimit)); err != nil {
 		return err

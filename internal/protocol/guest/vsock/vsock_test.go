@@ -20,16 +20,16 @@ import (
 	"lull/internal/protocol/guest/vsock"
 )
 
-// waitLimit is for everything here.
+// waitLimit bounds every wait in these tests.
 const waitLimit = waittest.Timeout
 
 // other is an unused context ID.
 const other = 4711
 
-// need skips a test where no kernel was given that has vsock with a loopback:
-// the tests of package microvm run this program in a guest that has. On the
-// machine itself nothing is opened, because what answers at its host's end of
-// vsock is not ours.
+// need skips the test unless LULL_VSOCK_LOOPBACK lists the kernel modules of
+// vsock with a loopback, and loads them. Package microvm's tests run this test
+// program in such a guest. On the machine itself the tests do not run, because a
+// hypervisor may listen on its vsock.
 func need(t *testing.T) {
 	t.Helper()
 	list := os.Getenv("LULL_VSOCK_LOOPBACK")
@@ -58,7 +58,7 @@ type met struct {
 	err error
 }
 
-// accept waits in the background.
+// accept calls l.Accept in a goroutine and returns a channel for its result.
 func accept(ctx context.Context, l *vsock.Listener, cid uint32, k vsock.Key) <-chan met {
 	out := make(chan met, 1)
 	go func() {
@@ -79,7 +79,7 @@ func wait[T any](t *testing.T, what string, c <-chan T) T {
 	}
 }
 
-// raw connects as any program could.
+// raw connects to port without sending a key, as any program could.
 func raw(t *testing.T, port uint32) *os.File {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -92,8 +92,8 @@ func raw(t *testing.T, port uint32) *os.File {
 	return c
 }
 
-// TestConnect checks that only a peer that knows the key and comes from the
-// right guest can connect, whatever was sent before.
+// TestConnect checks that a connection is accepted only from a peer that knows
+// the key and is in the right guest, whatever was sent before.
 func TestConnect(t *testing.T) {
 	need(t)
 	k := vsock.Key{0: 1, 16: 2}
@@ -187,8 +187,9 @@ func TestConnect(t *testing.T) {
 	})
 }
 
-// TestChannel moves a real harness to vsock and back by events on its
-// connections, and checks that it stays reachable.
+// TestChannel moves the channel of a real guest agent to vsock and back, by
+// several events on its connections. It checks that the guest agent stays
+// reachable over the serial port and that replaced connections are dropped.
 func TestChannel(t *testing.T) {
 	need(t)
 	port, far := pair(t)
@@ -221,9 +222,9 @@ func TestChannel(t *testing.T) {
 		hello(t, fast)
 		hello(t, serial)
 		switch n {
-		case 0: // the daemon goes
+		case 0: // the daemon ends
 			c.Close()
-		case 1: // a guest that wakes gets the time over the port
+		case 1: // a guest that wakes gets the time over the serial port
 			errtest.None(t, serial.Call(t.Context(), guest.SetClock, guest.ClockCall{UnixNano: 1, Seed: make([]byte, 16)}, nil))
 			if err := fast.Call(t.Context(), guest.Hello, nil, nil); err == nil {
 				t.Error("a connection that the host has no more was kept")
@@ -251,7 +252,7 @@ func TestChannel(t *testing.T) {
 	hello(t, serial)
 }
 
-// pair is a port between a host and a harness.
+// pair returns both ends of a serial port, for the host and the guest agent.
 func pair(t *testing.T) (near, far net.Conn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -268,7 +269,7 @@ func pair(t *testing.T) (near, far net.Conn) {
 	return ends[0], ends[1]
 }
 
-// speak calls the harness on c and receives its messages.
+// speak returns a peer that calls the guest agent on c and discards its messages.
 func speak(c io.ReadWriter) *guest.Peer {
 	p := guest.NewPeer(c)
 	go func() { _ = p.Run(nil, func(guest.Request) (any, error) { return nil, nil }) }()

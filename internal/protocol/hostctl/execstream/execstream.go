@@ -1,12 +1,13 @@
-// Package execstream connects a command that a host daemon runs beside an instance
-// with the client who asked for it, over one connection after an HTTP upgrade.
+// Package execstream connects a command that a host daemon runs beside an
+// instance with the client that requested it, over one connection after an HTTP
+// upgrade.
 //
 // Both sides send frames: one byte for the kind, four for the length (big-endian,
-// at most MaxFrame), and the payload. The client sends Input, InputEnd, Resize and
-// Signal. It may send Window bytes of input more than the host has acknowledged with
-// Taken, so that a command which does not read holds up nothing else. The host
-// sends Output and Errors as fast as the client reads, and Exit at the end. A client
-// that closes the connection ends the command.
+// at most MaxFrame), and the payload. The client sends Input, InputEnd, Resize
+// and Signal. It may have sent at most Window bytes of input more than the host
+// has acknowledged with Taken, so that a command that does not read its input
+// delays nothing else. The host sends Output and Errors as fast as the client
+// reads, and Exit at the end. Closing the connection ends the command.
 package execstream
 
 import (
@@ -39,7 +40,7 @@ const (
 	Input    Kind = 'i' // bytes
 	InputEnd Kind = 'e'
 	Resize   Kind = 'r' // rows and columns, two bytes each
-	Signal   Kind = 's' // its number, one byte
+	Signal   Kind = 's' // signal number, one byte
 	Taken    Kind = 't' // number of bytes of input, four bytes
 	Output   Kind = 'o' // bytes
 	Errors   Kind = 'x' // bytes
@@ -50,7 +51,7 @@ const (
 type Request struct {
 	instance.Command
 	Input bool          `json:"input,omitempty"` // the client sends input; otherwise it is empty
-	TTY   bool          `json:"tty,omitempty"`   // on a terminal of that size
+	TTY   bool          `json:"tty,omitempty"`   // on a terminal of the given size
 	Size  instance.Size `json:"size,omitzero"`
 }
 
@@ -92,7 +93,7 @@ func (c *conn) read() (Kind, []byte, error) {
 	return Kind(h[0]), b, err
 }
 
-// stream writes to one stream of the other side.
+// stream is a writer that sends one kind of frame.
 type stream struct {
 	c    *conn
 	kind Kind
@@ -108,8 +109,9 @@ func (s stream) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Serve runs a command for the client at the other end of rw. ctx of run ends when
-// the client leaves. The caller closes rw afterwards.
+// Serve runs a command for the client at the other end of rw, by calling run. The
+// context of run ends when the client disconnects. The caller closes rw
+// afterwards.
 func Serve(ctx context.Context, rw io.ReadWriter, q Request, run func(context.Context, instance.Streams) (int, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -141,7 +143,7 @@ func Serve(ctx context.Context, rw io.ReadWriter, q Request, run func(context.Co
 	return c.write(Exit, b)
 }
 
-// receive handles the frames of a client until it leaves.
+// receive handles the frames of a client until it disconnects.
 func (c *conn) receive(ctx context.Context, in *input, control chan<- instance.Control) error {
 	for {
 		k, b, err := c.read()
@@ -175,13 +177,14 @@ func (c *conn) receive(ctx context.Context, in *input, control chan<- instance.C
 	}
 }
 
-// input holds bytes that a client has sent and the command has not read, at most a window.
+// input holds the bytes that a client has sent and the command has not read, at
+// most Window.
 type input struct {
 	c    *conn
 	mu   sync.Mutex
 	some *sync.Cond
 	b    []byte
-	err  error // what follows b; nil while more may come
+	err  error // returned by Read after b; nil while more input may come
 }
 
 func newInput(c *conn) *input {
@@ -228,9 +231,9 @@ func (i *input) Read(p []byte) (int, error) {
 	return n, i.c.write(Taken, binary.BigEndian.AppendUint32(nil, uint32(n)))
 }
 
-// Run is the client's side of Serve: it connects a command with s until it ends. The
-// input is read ahead of the command. Run returns an error if the connection broke
-// before the command's end was known.
+// Run is the client's side of Serve. It connects a command with s until the
+// command ends. Input is sent ahead, up to Window. Run returns an error if the
+// connection broke before it knew how the command ended.
 func Run(rw io.ReadWriter, s instance.Streams) (Result, error) {
 	c := &conn{r: bufio.NewReader(rw), w: rw}
 	over := make(chan struct{})
@@ -286,7 +289,7 @@ func (c *conn) sendInput(r io.Reader, credit chan int, over <-chan struct{}) {
 		n, err := r.Read(b[:min(len(b), left)])
 		left -= n
 		if n > 0 && c.write(Input, b[:n]) != nil {
-			return // reading reports it
+			return // the reading side returns the error
 		}
 		if err != nil {
 			_ = c.write(InputEnd, nil)
@@ -300,7 +303,7 @@ func (c *conn) sendControl(ch <-chan instance.Control, over <-chan struct{}) {
 		select {
 		case m := <-ch:
 			if m.Signal != 0 {
-				_ = c.write(Signal, []byte{byte(m.Signal)}) // reading reports it
+				_ = c.write(Signal, []byte{byte(m.Signal)}) // the reading side returns the error
 				continue
 			}
 			b := binary.BigEndian.AppendUint16(nil, m.Size.Rows)

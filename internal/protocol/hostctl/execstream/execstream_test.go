@@ -13,8 +13,8 @@ import (
 	"lull/internal/core/instance"
 )
 
-// TestStreams connects both sides: input in full and its end, output, a signal that
-// overtakes input which is not read, and the result.
+// TestStreams checks that input arrives completely and with its end, that output
+// and the result arrive, and that a signal overtakes input that is not read.
 func TestStreams(t *testing.T) {
 	a, b := net.Pipe()
 	defer a.Close()
@@ -38,7 +38,7 @@ func TestStreams(t *testing.T) {
 	}()
 	go func() {
 		_ = Serve(t.Context(), b, Request{Input: true}, func(_ context.Context, s instance.Streams) (int, error) {
-			for range 2 { // nothing was read yet
+			for range 2 { // before any input is read
 				got <- <-s.Control
 			}
 			if _, err := io.Copy(s.Out, s.In); err != nil {
@@ -61,12 +61,12 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestClientLeaves checks that a client which leaves, or breaks the protocol, ends
-// its command.
+// TestClientLeaves checks that a command ends when its client disconnects or
+// violates the protocol.
 func TestClientLeaves(t *testing.T) {
 	frame := func(k Kind, b ...byte) []byte {
 		var f bytes.Buffer
-		_ = (&conn{w: &f}).write(k, b) // never fails
+		_ = (&conn{w: &f}).write(k, b) // a bytes.Buffer cannot fail
 		return f.Bytes()
 	}
 	for name, sends := range map[string][]byte{
@@ -96,7 +96,8 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
-// FuzzServe sends anything: the command ends at the latest when the client leaves.
+// FuzzServe sends random bytes as a client. The command must end, at the latest
+// when the client disconnects.
 func FuzzServe(f *testing.F) {
 	f.Add([]byte("i\x00\x00\x00\x01xe\x00\x00\x00\x00r\x00\x00\x00\x04\x00\x01\x00\x02"))
 	f.Fuzz(func(t *testing.T, b []byte) {
