@@ -148,9 +148,10 @@ func (i *inst) rouse() bool {
 	return all
 }
 
-func (i *inst) dependentWakes() string {
-	return fmt.Sprintf("%s, which depends on it, wakes", i.name())
-}
+func (i *inst) dependentWakes() string { return i.name() + dependentSaying }
+
+// dependentSaying ends the reason of a wake by a dependent.
+const dependentSaying = ", which depends on it, wakes"
 
 // waking is the context key for the instances on the current chain of wakes. It
 // ends a circle of dependencies.

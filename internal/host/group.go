@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/platform/sockets"
 )
 
 // The members of a group (Spec.Group) sleep together: none is paused while
@@ -59,11 +60,19 @@ func (i *inst) inUse() bool {
 	return false
 }
 
+// fromOutside reports whether the reason of a wake is that a client needs the instance,
+// and with it its group. It does not when a connection ends, as those of a member do
+// that lull stops, when such a member says goodbye before, and when a dependent wakes,
+// which wakes its own group.
+func fromOutside(reason string) bool {
+	return !sockets.Ended(reason) && !strings.HasPrefix(reason, instance.WithinGroup) && !strings.HasSuffix(reason, dependentSaying)
+}
+
 // wakeGroup wakes the other members of a group after i was woken by a client or a
-// timer, but not by another member. It does not block.
+// timer. It does not block.
 func (i *inst) wakeGroup(by, reason string) {
 	g := i.spec().Group
-	if g == "" || by != byConnection && by != byTimer || strings.HasPrefix(reason, instance.WithinGroup) {
+	if g == "" || by != byTimer && (by != byConnection || !fromOutside(reason)) {
 		return
 	}
 	why := fmt.Sprintf("%s, of the same group %s, was woken", i.name(), g)

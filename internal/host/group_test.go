@@ -10,6 +10,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
+	"lull/internal/host/hosttest"
 )
 
 // in makes a spec a member of the group shop that depends on others.
@@ -119,5 +120,103 @@ func TestRelatedOutside(t *testing.T) {
 		r.is("db", power.Paused)
 		r.is("web", power.Running)
 		c.Close()
+	})
+}
+
+// TestGroupIsNotWokenByEnds: a connection that ends, as those of a member that is
+// stopped do, wakes the instance whose client it was and what that depends on, and no
+// other member. A client that comes at the same moment wakes all.
+func TestGroupIsNotWokenByEnds(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		quiet := func(names ...string) func(*instance.Spec) {
+			return func(s *instance.Spec) { in(names...)(s); s.QuietConnectionAfter = 1 }
+		}
+		r.run("db", quiet())
+		ids := map[string]string{"api": r.run("api", quiet("db")), "web": r.run("web", quiet())}
+		all := func(want power.Instance) {
+			t.Helper()
+			for _, name := range []string{"db", "api", "web"} {
+				r.is(name, want)
+			}
+		}
+		for range 3 {
+			c := r.k.Connect(ids["api"])
+			if !answered(c) {
+				t.Fatal("no answer")
+			}
+			all(power.Running)
+			time.Sleep(4 * time.Minute)
+			all(power.Paused)
+			web := r.is("web", power.Paused).WakeCount
+			c.Close()
+			r.is("db", power.Running)
+			r.is("api", power.Running)
+			time.Sleep(4 * time.Minute)
+			all(power.Paused)
+			if o := r.is("web", power.Paused); o.WakeCount != web {
+				t.Errorf("web was woken by %s: %v", o.LastResumedBy, r.happenings("web", "resumed"))
+			}
+		}
+		// One after the other, before the first is served.
+		for range 2 {
+			all(power.Paused)
+			api := r.byName["api"]
+			api.acquire()
+			api.wantWake("closed by the client: tcp")
+			api.wantWake("connection waiting on tcp")
+			api.wantWake(instance.WithinGroup + "data on tcp")
+			api.release()
+			all(power.Running)
+			time.Sleep(4 * time.Minute)
+		}
+		// A client comes while it is awake for less.
+		for _, less := range []string{"error on tcp", instance.WithinGroup + "data on tcp"} {
+			r.byName["api"].wantWake(less)
+			r.is("api", power.Running)
+			r.is("web", power.Paused)
+			r.byName["api"].wantWake("connection waiting on tcp")
+			all(power.Running)
+			time.Sleep(4 * time.Minute)
+			all(power.Paused)
+		}
+	})
+}
+
+// publisher is a machine whose ports others publish.
+type publisher struct{ *hosttest.Kernel }
+
+func (publisher) HoldPorts(context.Context, string, string, func(string)) error { return nil }
+func (publisher) ReleasePorts(string)                                           {}
+
+// TestGroupInUseIsNotStopped: where others publish the ports, a paused member is not
+// stopped while another one is in use, nor is one that an instance depends on which is
+// awake.
+func TestGroupInUseIsNotStopped(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.Host.cfg.Runtimes["process"] = publisher{r.k}
+		stops := func(names ...string) func(*instance.Spec) {
+			return func(s *instance.Spec) { in(names...)(s); s.StopAfter = span(2 * time.Minute) }
+		}
+		r.run("db", stops())
+		web := r.run("web", stops())
+		c := r.k.Connect(web)
+		if !answered(c) {
+			t.Fatal("no answer")
+		}
+		if err := r.Pause(context.Background(), "db", ByManual, true); err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			time.Sleep(time.Minute)
+			r.is("db", power.Paused)
+			r.is("web", power.Running)
+		}
+		if got := r.happenings("db", "stop_cancelled"); len(got) != 1 {
+			t.Errorf("its stop was called off %q", got)
+		}
+		c.Close()
+		time.Sleep(10 * time.Minute)
+		r.is("db", power.Stopped)
+		r.is("web", power.Stopped)
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/core/power"
 )
@@ -30,11 +31,18 @@ func (i *inst) holdPorts(p instance.PortHolder, wake func(string)) error {
 
 // mayStop holds the published ports of a paused instance before it is stopped
 // automatically, or returns why it stays paused. One without ports is stopped if
-// another instance wakes it. The caller holds the lock.
+// another instance wakes it. It is not stopped while a dependent is awake or another
+// member of its group is in use, which may connect to it without the published ports:
+// that wakes a paused one and does not start a stopped one. The caller holds the lock.
 func (i *inst) mayStop() error {
 	p, ok := i.rt.(instance.PortHolder)
 	if !ok || !i.spec().Wakes() {
 		return nil
+	}
+	for _, b := range []*idle.Block{i.neededBlock(), i.groupBlock()} {
+		if b != nil {
+			return i.staysPaused(errors.New(b.Sentence), i.probeEvery())
+		}
 	}
 	err := i.holdPorts(p, nil)
 	if errors.Is(err, instance.ErrNoPorts) && i.h.related.wakes(i) {
@@ -43,6 +51,12 @@ func (i *inst) mayStop() error {
 	if err == nil {
 		return nil
 	}
+	return i.staysPaused(err, holdAgain)
+}
+
+// staysPaused publishes why a paused instance is not stopped, and returns it. The stop
+// is tried again after a time.
+func (i *inst) staysPaused(err error, again time.Duration) error {
 	why := fmt.Sprintf("not stopped after %s paused: %v", i.stopAfter(), err)
 	i.mu.Lock()
 	news := i.rec.StatusReason != why
@@ -51,7 +65,7 @@ func (i *inst) mayStop() error {
 		i.update(func(r *instance.Record) { r.StatusReason = why })
 		i.emit("stop_cancelled", stopAfter, err.Error())
 	}
-	i.h.due.Set(i.due, i.h.Now().Add(holdAgain))
+	i.h.due.Set(i.due, i.h.Now().Add(again))
 	return err
 }
 

@@ -20,7 +20,11 @@ import (
 // wantWake requests a wake. It never blocks and needs no lock.
 func (i *inst) wantWake(why string) {
 	i.ask()
-	i.requests.wanted.Store(&why)
+	if fromOutside(why) {
+		i.requests.wanted.Store(&why)
+	} else {
+		i.requests.wanted.CompareAndSwap(nil, &why)
+	}
 	i.stirNow()
 	i.h.point("wake-wanted", i)
 	if i.tryAcquire() {
@@ -52,6 +56,9 @@ func (i *inst) serveWake(why string) {
 		})
 	default: // it runs, or may not be woken
 		i.requests.asked.Store(nil)
+		if s == power.Running { // perhaps woken for less than a client
+			i.wakeGroup(byConnection, why)
+		}
 	}
 }
 

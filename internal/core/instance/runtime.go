@@ -193,8 +193,7 @@ var (
 )
 
 // WithinGroup is the prefix of the reason for a wake that was caused by another
-// member of the same group, such as one that closes its connections because it is
-// being stopped.
+// member of the same group that has been asked to exit, or has exited.
 const WithinGroup = "from its own group: "
 
 // ErrNoPorts means that the instance publishes no port by which a client could

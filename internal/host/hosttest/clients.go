@@ -70,12 +70,16 @@ func (p *Proc) pending() string {
 	if len(p.backlog) > 0 {
 		return "a client waits in the backlog"
 	}
+	what := ""
 	for _, c := range p.open {
-		if c.unread || c.closed {
-			return "a client sent something"
+		switch {
+		case c.unread:
+			return "data on a simulated connection"
+		case c.closed: // as package sockets says it
+			what = "closed by the client: a simulated connection"
 		}
 	}
-	return ""
+	return what
 }
 
 // ConnectUnix is Connect over a unix socket. How long such a client has been
@@ -164,10 +168,10 @@ func (k *Kernel) stir(p *Proc) {
 		k.mu.Unlock()
 		return
 	}
-	g := p.guard
+	g, what := p.guard, p.pending()
 	k.mu.Unlock()
 	if g != nil {
-		g.fire("a client came")
+		g.fire(what)
 	}
 }
 

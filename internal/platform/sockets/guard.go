@@ -2,6 +2,7 @@ package sockets
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -40,8 +41,19 @@ func (k Kind) events() (uint32, bool) {
 	return 0, false
 }
 
-// connectionWaiting is the beginning of the reason that a listener reports.
-const connectionWaiting = "connection waiting on "
+// The beginnings of reasons.
+const (
+	connectionWaiting = "connection waiting on " // of a listener
+	dataWaiting       = "data on "
+	closed            = "closed by the client: "
+	broken            = "error on "
+)
+
+// Ended reports whether the reason of a wake is that a connection was closed or broke,
+// so that nobody waits for an answer.
+func Ended(reason string) bool {
+	return strings.HasPrefix(reason, closed) || strings.HasPrefix(reason, broken)
+}
 
 // reason describes events; "" for none.
 func (k Kind) reason(events uint32) string {
@@ -51,13 +63,13 @@ func (k Kind) reason(events uint32) string {
 			return connectionWaiting
 		}
 	case events&unix.EPOLLERR != 0:
-		return "error on "
+		return broken
 	case events&(unix.EPOLLRDHUP|unix.EPOLLHUP) != 0:
-		return "closed by the client: "
+		return closed
 	case k == Datagram && events&unix.EPOLLIN != 0:
 		return "datagram on "
 	case events&unix.EPOLLIN != 0:
-		return "data on "
+		return dataWaiting
 	}
 	return ""
 }
@@ -84,12 +96,21 @@ type watched struct {
 	fired bool
 }
 
-// because appends the socket's name to reason, which Kind.reason returned.
-func (s *watched) because(reason string) string {
-	if reason == connectionWaiting {
+// because describes events of the socket.
+func (s *watched) because(events uint32) string {
+	switch reason := s.kind.reason(events); reason {
+	case "":
+		return "event on " + s.name // a needless wake is harmless, a missed one is not
+	case connectionWaiting:
 		return s.text
+	case closed: // after a request that it may wait for, if something is unread
+		if n, err := unix.IoctlGetInt(int(s.fd), unix.TIOCINQ); err == nil && n > 0 {
+			reason = dataWaiting
+		}
+		return reason + s.name
+	default:
+		return reason + s.name
 	}
-	return reason + s.name
 }
 
 // Guard registers dups. Run's goroutine calls wake with a reason when something
@@ -165,12 +186,8 @@ func (g *Guard) fire(i int, events uint32) string {
 		return ""
 	}
 	s := &g.socks[i]
-	reason := s.kind.reason(events)
-	if reason == "" {
-		reason = "event on " // a needless wake is harmless, a missed one is not
-	}
 	s.fired, g.waking = true, true
-	return s.because(reason)
+	return s.because(events)
 }
 
 // woken closes the listeners that Close could not close during the call of wake.
@@ -235,11 +252,7 @@ func (g *Guard) Pending() string {
 		if fd.Revents == 0 {
 			continue
 		}
-		s := &g.socks[i]
-		if reason := s.kind.reason(uint32(fd.Revents)); reason != "" {
-			return s.because(reason)
-		}
-		return "event on " + s.name
+		return g.socks[i].because(uint32(fd.Revents))
 	}
 	return ""
 }

@@ -59,6 +59,7 @@ func TestGuardOfEstablishedConnections(t *testing.T) {
 		"data":  {func(t *testing.T, c net.Conn) { say(t, c, "x") }, "data on tcp"},
 		"close": {func(t *testing.T, c net.Conn) { _ = c.Close() }, "closed by the client: tcp"},
 		"half":  {func(t *testing.T, c net.Conn) { _ = c.(*net.TCPConn).CloseWrite() }, "closed by the client: tcp"},
+		"asked": {func(t *testing.T, c net.Conn) { say(t, c, "x"); _ = c.(*net.TCPConn).CloseWrite() }, "data on tcp"},
 		"reset": {func(t *testing.T, c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0); _ = c.Close() }, "error on tcp"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -71,6 +72,9 @@ func TestGuardOfEstablishedConnections(t *testing.T) {
 			}
 			tc.act(t, c)
 			awaken(t, woken, tc.reason)
+			if got, want := Ended(g.Pending()), tc.reason != "data on tcp"; got != want {
+				t.Errorf("%q is an end: %t", g.Pending(), got)
+			}
 		})
 	}
 }

@@ -25,6 +25,7 @@ type member struct {
 	services []string // services of its project that it depends on
 	names    []string // containers, or services of its project, that it depends on
 	addrs    []netip.Addr
+	past     []netip.Addr // of its last run, while it does not run
 }
 
 func memberOf(id string, d *details) member {
@@ -100,6 +101,9 @@ func (r *relations) set(container string, m member) {
 	if r.of == nil {
 		r.of = map[string]member{}
 	}
+	if old := r.of[container]; len(m.addrs) == 0 {
+		m.past = append(old.addrs, old.past...)
+	}
 	r.of[container] = m
 }
 
@@ -120,17 +124,34 @@ func (r *relations) all() map[*member][]string {
 	return out
 }
 
-// at returns the container that has an address, and reports whether it is in the
-// same group as container.
+// at returns the container that has an address, or had it last, and reports whether
+// it is in the same group as container.
 func (r *relations) at(addr netip.Addr, container string) (other string, same bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for c, m := range r.of {
 		if slices.Contains(m.addrs, addr) {
-			return c, m.group != "" && m.group == r.of[container].group
+			other = c
+			break
+		}
+		if slices.Contains(m.past, addr) {
+			other = c
 		}
 	}
-	return "", false
+	g := r.of[container].group
+	return other, other != "" && g != "" && g == r.of[other].group
+}
+
+// beside returns the other containers of a container's group.
+func (r *relations) beside(container string) (others []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c, m := range r.of {
+		if c != container && m.group != "" && m.group == r.of[container].group {
+			others = append(others, c)
+		}
+	}
+	return others
 }
 
 // relate applies the relations of all members to their instances. Errors are
@@ -184,13 +205,27 @@ func (r *Runtime) leaveOutGroup(s *instance.Sample, container string) {
 	})
 }
 
-// sameGroup reports whether peer, an address and port, belongs to another container
-// of the same group.
-func (r *Runtime) sameGroup(container, peer string) bool {
-	at, err := netip.ParseAddrPort(peer)
-	if err != nil {
+// leaves reports whether a container was asked by lull to exit, or does not run.
+func (r *Runtime) leaves(container string) bool {
+	w := r.workOf(container)
+	return w == nil || w.asked.Load()
+}
+
+// goodbye reports whether the reason of a wake is only that other containers of the
+// group leave: what they send on their connections before they close them, and
+// connections that they open.
+func (w *Work) goodbye(why string) bool {
+	bye := func(peer netip.AddrPort) bool {
+		other, same := w.r.relations.at(peer.Addr().Unmap(), w.container)
+		return same && other != w.container && w.r.leaves(other)
+	}
+	if _, from, ok := strings.Cut(why, " from "); ok {
+		peer, err := netip.ParseAddrPort(from)
+		return err == nil && bye(peer)
+	}
+	if !slices.ContainsFunc(w.r.relations.beside(w.container), w.r.leaves) {
 		return false
 	}
-	other, same := r.relations.at(at.Addr().Unmap(), container)
-	return same && other != container
+	peers, err := w.Waiting()
+	return err == nil && len(peers) > 0 && !slices.ContainsFunc(peers, func(p netip.AddrPort) bool { return !bye(p) })
 }

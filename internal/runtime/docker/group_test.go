@@ -6,6 +6,10 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"lull/internal/core/instance"
+	"lull/internal/platform/sockets"
+	"lull/internal/runtime/process"
 )
 
 // TestMembers checks the relations read from the labels of Compose and of lull.
@@ -51,5 +55,67 @@ func TestMembers(t *testing.T) {
 	}
 	if _, same := r.at(netip.MustParseAddr("10.0.0.7"), "cache"); same {
 		t.Error("two containers without a group are in the same one")
+	}
+}
+
+// TestGoodbye: what a container of the group does that was asked to exit, or has exited,
+// is told apart from what others do. cache is in the group and stays, db was asked to
+// exit, job has exited, and alien is of another group.
+func TestGoodbye(t *testing.T) {
+	var waiting []sockets.Socket
+	fixture := process.Fixture{Sockets: func(sockets.Query) ([]sockets.Socket, error) { return waiting, nil }}
+	r := &Runtime{works: map[string]*Work{}}
+	for name, addr := range map[string]string{"web": "10.0.0.1", "db": "10.0.0.2", "cache": "10.0.0.3", "job": "10.0.0.4", "alien": "10.0.0.5"} {
+		m := member{id: name, name: name, group: "shop", addrs: []netip.Addr{netip.MustParseAddr(addr)}}
+		if name == "alien" {
+			m.group = "other"
+		}
+		r.relations.set(name, m)
+		r.works[name] = &Work{Work: fixture.Work(name, instance.Identity{}), r: r, container: name}
+	}
+	web := r.works["web"]
+	from := func(addr string) string { return "data on tcp 10.0.0.1:80 from " + addr + ":40000" }
+	is := func(why string, want bool) {
+		t.Helper()
+		if got := web.goodbye(why); got != want {
+			t.Errorf("%s, with %v waiting: %t", why, waiting, got)
+		}
+	}
+	const listener = "connection waiting on tcp 0.0.0.0:80"
+	wait := func(addrs ...string) {
+		waiting = nil
+		for n, a := range addrs {
+			waiting = append(waiting, sockets.Socket{State: sockets.Established, Remote: netip.AddrPortFrom(netip.MustParseAddr(a), uint16(40000+n))})
+		}
+	}
+	for _, addr := range []string{"10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "192.0.2.1"} {
+		is(from(addr), false) // all stay
+		wait(addr)
+		is(listener, false)
+	}
+	r.works["db"].asked.Store(true)
+	r.works["alien"].asked.Store(true)
+	delete(r.works, "job")
+	r.relations.set("job", member{id: "job", name: "job", group: "shop"}) // without an address
+	for addr, want := range map[string]bool{"10.0.0.1": false, "10.0.0.2": true, "::ffff:10.0.0.2": true, "10.0.0.3": false, "10.0.0.4": true, "10.0.0.5": false, "192.0.2.1": false} {
+		if netip.MustParseAddr(addr).Is4() {
+			is(from(addr), want)
+		} else {
+			is(from("["+addr+"]"), want)
+		}
+		wait(addr)
+		is(listener, want)
+		wait("10.0.0.2", addr)
+		is(listener, want)
+	}
+	wait()
+	is(listener, false)
+	is("data on unix /run/x", false)
+
+	// Another container gets the address that job had.
+	r.relations.set("late", member{id: "late", name: "late", group: "shop", addrs: []netip.Addr{netip.MustParseAddr("10.0.0.4")}})
+	r.works["late"] = &Work{Work: fixture.Work("late", instance.Identity{}), r: r, container: "late"}
+	for range 20 { // in whatever order they are
+		is(from("10.0.0.4"), false)
 	}
 }

@@ -381,6 +381,7 @@ type Work struct {
 	// paused is set while a pause made by an earlier daemon may still be in
 	// effect. Any other pause was made by a user.
 	paused atomic.Bool
+	asked  atomic.Bool // to exit, by lull
 }
 
 // Sample implements instance.Workload. The CPU time of health checks does not
@@ -472,7 +473,7 @@ func (w *Work) Still() (bool, error) { return w.still() }
 func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)) (instance.Guard, error) {
 	return w.Work.Guard(ports, outbound, func(why string) {
 		w.r.wakes.Go(func() {
-			if _, peer, ok := strings.Cut(why, " from "); ok && w.r.sameGroup(w.container, peer) {
+			if w.goodbye(why) {
 				why = instance.WithinGroup + why
 			}
 			wake(why)
@@ -495,6 +496,9 @@ func (w *Work) Signal(sig syscall.Signal) error {
 		return syscall.ESRCH
 	}
 	if err == nil {
+		if sig == syscall.SIGTERM { // before it can do anything about it
+			w.asked.Store(true)
+		}
 		err = w.r.api.do(ctx, w.container, "kill", map[string][]string{"signal": {name}})
 	}
 	if isStatus(err, 404, 409) {

@@ -84,6 +84,18 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)
 	return g, nil
 }
 
+// Waiting returns the clients whose connections no process has accepted yet, in the
+// network namespace of a run that has its own.
+func (w *Work) Waiting() (peers []netip.AddrPort, err error) {
+	all, err := w.net.dump(sockets.Query{States: []sockets.State{sockets.Established, sockets.CloseWait}})
+	for _, s := range all {
+		if s.Inode == 0 {
+			peers = append(peers, s.Remote)
+		}
+	}
+	return peers, err
+}
+
 // UnwatchableError names a socket of an instance that cannot be watched, because of
 // which the instance must not be frozen.
 type UnwatchableError struct {

@@ -69,4 +69,18 @@ func TestDockerGroup(t *testing.T) {
 	})
 	k.Must("rm", "-f", "other")
 	both("paused")
+
+	// A member is stopped, which closes its connection to another one: that wakes, the
+	// third one does not.
+	run("shop-cache-1", serve, ofProject("shop", "cache", "")...)
+	both("paused")
+	cache := k.d.Await("shop-cache-1", "paused")
+	db = k.d.Show("shop-db-1")
+	if _, err := k.d.Do(t.Context(), "shop-web-1", "stop", nil); err != nil {
+		t.Fatal(err)
+	}
+	k.d.Until("shop-db-1", "it has seen the end of its connection and sleeps", func(o hostctl.Instance) bool { return o.WakeCount > db.WakeCount && o.State == "paused" })
+	if o := k.d.Show("shop-cache-1"); o.WakeCount != cache.WakeCount || o.State != "paused" {
+		t.Errorf("%s, resumed by %s", daemontest.Describe(o), o.LastResumedBy)
+	}
 }
