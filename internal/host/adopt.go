@@ -156,7 +156,11 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	i.mu.Lock()
 	i.proc.work, i.rec.Identity = w, &found
 	automatic := was == power.Stopping && i.rec.StoppedBy == stopAfter
+	again := was == power.Stopping && !i.rec.RestartAt.IsZero()
 	i.mu.Unlock()
+	if automatic || again { // as in the earlier daemon, until the next run
+		i.shut(true)
+	}
 	if automatic {
 		switch i.stopProgress(ctx, w) {
 		case stopOver:

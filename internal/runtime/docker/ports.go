@@ -28,6 +28,7 @@ import (
 type ports struct {
 	mu     sync.Mutex
 	gate   *portgate.Gate                      // nil before the first use
+	loaded bool                                // whether this daemon has come to everything that an earlier one held
 	given  bool                                // whether the shim keeps this gate's rules, or none, in place of an earlier daemon's
 	opened map[string]map[portgate.Port]uint16 // by instance: each published port and the container's own port
 	heard  map[string][]uint16                 // by instance: TCP ports at which its last run could be reached
@@ -157,10 +158,11 @@ func (r *Runtime) HoldPorts(ctx context.Context, id, image string, wake func(str
 }
 
 // giveGateLocked makes the shim keep the gate's rules, so that clients still wait
-// while the daemon restarts. They replace the rules of an earlier daemon.
+// while the daemon restarts. They replace the rules of an earlier daemon, which until
+// loaded hold the clients of containers that this daemon has not come to yet.
 // r.ports.mu must be held.
 func (r *Runtime) giveGateLocked(ctx context.Context) error {
-	if r.ports.given || r.cfg.Process == nil {
+	if !r.ports.loaded || r.ports.given || r.cfg.Process == nil {
 		return nil
 	}
 	fd := -1
@@ -174,10 +176,12 @@ func (r *Runtime) giveGateLocked(ctx context.Context) error {
 	return nil
 }
 
-// dropEarlierGate makes the shim remove the rules of an earlier daemon.
+// dropEarlierGate makes the shim remove the rules of an earlier daemon, once everything
+// that it left was loaded.
 func (r *Runtime) dropEarlierGate(ctx context.Context) error {
 	r.ports.mu.Lock()
 	defer r.ports.mu.Unlock()
+	r.ports.loaded = true
 	return r.giveGateLocked(ctx)
 }
 

@@ -102,7 +102,7 @@ func TestStoppedContainerFromElsewhere(t *testing.T) {
 	for who, ask := range clients {
 		daemontest.Wait(t, who+" is answered", func() (bool, string) { err := ask(); return err == nil, fmt.Sprint(err) })
 	}
-	rounds := scaletest.Count(t, "LULL_CONTAINER_STOPS", 2)
+	rounds := scaletest.Count(t, "LULL_CONTAINER_STOPS", 1)
 	for n := range rounds {
 		k.stopped("web")
 		answers := make(chan error, len(clients))

@@ -1,11 +1,19 @@
 package containers
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"lull/internal/host/daemontest"
 	"lull/internal/lib/scaletest"
@@ -43,7 +51,7 @@ func (k dock) refused(at string) {
 func TestStoppedContainer(t *testing.T) {
 	k := newDock(t)
 	at := k.stopsAfter("web", "300ms")
-	for n := range scaletest.Count(t, "LULL_CONTAINER_STOPS", 3) {
+	for n := range scaletest.Count(t, "LULL_CONTAINER_STOPS", 1) {
 		o := k.stopped("web")
 		if !o.StartsOnConnection {
 			t.Fatalf("no connection starts it: %s", daemontest.Describe(o))
@@ -124,6 +132,107 @@ func TestStoppedContainer(t *testing.T) {
 	k.Must("rm", "web")
 	k.forgotten("web")
 	k.refused(at)
+}
+
+// TestStopIsTakenOver: a daemon that is killed in the middle of a stop, and the next one,
+// which completes it, let no client reach what is about to exit.
+func TestStopIsTakenOver(t *testing.T) {
+	k := newDock(t)
+	at := daemontest.Addr(t)
+	// It serves nothing once it was asked to exit, and exits when it is told to.
+	const program = `trap 'kill $!; while [ ! -e /end ]; do sleep 0.05; done; rm /end; exit' TERM; guest serve -listen 0.0.0.0:8080 & wait; wait`
+	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=0", "--label", "lull.stop-after=300ms", "-p", at+":8080", "box:1", "sh", "-c", program)
+	k.known("web")
+	for _, verb := range []string{"stop", "restart"} {
+		k.answers(at)
+		if verb == "stop" {
+			if err := k.d.Force("web"); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			go func() { _, _ = k.d.Do(context.WithoutCancel(t.Context()), "web", "restart", nil) }() // its daemon is killed
+		}
+		k.d.Await("web", "stopping")
+		daemontest.Wait(t, "its server has ended", func() (bool, string) {
+			out := k.Say("top", "web")
+			return strings.Count(out, "guest serve") == 1, out // in the shell's arguments
+		})
+		k.d.Kill()
+		k.d.Boot()
+		answer := make(chan error, 1)
+		go func() { answer <- say(at, "hello") }()
+		daemontest.Wait(t, "the client waits, or has an answer", func() (bool, string) {
+			b, err := os.ReadFile("/proc/net/tcp")
+			return err == nil && (len(answer) > 0 || opening(at).Match(b)), string(b)
+		})
+		k.Must("exec", "web", "touch", "/end")
+		if err := <-answer; err != nil {
+			t.Errorf("%s: a client that came while it was completed: %v", verb, err)
+		}
+		k.d.Await("web", "running")
+	}
+}
+
+// opening matches, in /proc/net/tcp, a connection to an address that is being opened.
+func opening(at string) *regexp.Regexp {
+	a := netip.MustParseAddrPort(at)
+	b := a.Addr().As4()
+	return regexp.MustCompile(fmt.Sprintf(` %02X%02X%02X%02X:%04X 02 `, b[3], b[2], b[1], b[0], a.Port()))
+}
+
+// TestStoppedContainersAreTakenOver: while daemons change, no port of several stopped
+// containers is without rules, at whichever of them the next daemon begins.
+func TestStoppedContainersAreTakenOver(t *testing.T) {
+	k := newDock(t)
+	at := map[string]netip.AddrPort{}
+	for n := range 4 {
+		name := fmt.Sprintf("web%d", n)
+		at[name] = netip.MustParseAddrPort(k.stopsAfter(name, "300ms"))
+	}
+	for name := range at {
+		k.stopped(name)
+	}
+	k.d.Kill()
+	var wg sync.WaitGroup
+	for name, to := range at {
+		wg.Go(func() {
+			tries := 0
+			for ; ; tries++ {
+				over, err := knock(to)
+				if err != nil {
+					t.Errorf("%s: client %d: %v", name, tries+1, err)
+				}
+				if over || err != nil {
+					break
+				}
+			}
+			t.Logf("%s: %d clients", name, tries)
+		})
+	}
+	k.d.Boot()
+	wg.Wait()
+}
+
+// knock opens a connection and gives up at once if it is not made. It returns whether it
+// was, and an error if it is refused.
+func knock(to netip.AddrPort) (made bool, err error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(fd)
+	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+	if errors.Is(err, unix.EINPROGRESS) {
+		if _, perr := unix.Getpeername(fd); perr != nil {
+			err = nil
+			if code, serr := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); serr == nil && code != 0 {
+				err = unix.Errno(code)
+			}
+			return false, err
+		}
+		err = nil
+	}
+	return err == nil, err
 }
 
 // TestNotStopped: a container that no client could start again stays paused.
