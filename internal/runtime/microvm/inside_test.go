@@ -46,8 +46,31 @@ func TestVsockSockets(t *testing.T) {
 	b.clean("sockets")
 }
 
-// TestVsockRefused checks that guests start without vsock if QEMU cannot create the
-// vsock device, unless they require vsock.
+// TestPortgateInGuest runs the tests of package portgate in a guest, whose kernel has
+// the expression queue of nftables, and not the target NFQUEUE of iptables. Kernels with
+// the target alone, such as this machine's, run them in the package itself.
+func TestPortgateInGuest(t *testing.T) {
+	parts, err := rig()
+	need(t, err)
+	files := map[string]string{"/bin/portgate.test": compile(t, "lull/internal/platform/portgate")}
+	list := inGuest(files, modulesOf(t, parts.kernel, "libcrc32c", "nfnetlink", "nf_tables", "nfnetlink_queue", "nft_queue",
+		"nft_fib", "nft_fib_ipv4", "nft_fib_ipv6", "nft_fib_inet"))
+	b := newBench(t, func(c *Config) {
+		c.Machine = func(string) (Machine, error) { return Machine{Memory: 192 << 20, Files: files}, nil }
+	})
+	l := b.launch("gate", 1, "/bin/portgate.test", "-test.v", "-test.timeout", "5m")
+	l.Env = []string{"PATH=/bin", "TMPDIR=/tmp", "LULL_PORTGATE_MODULES=" + list}
+	errtest.Get(b.Start(t.Context(), l))(t)
+	e := b.exit()
+	log := b.log("gate")
+	if e.Code != 0 || !passed(log, "TestGate ") || !passed(log, "TestGateOfUDP") || !passed(log, "TestGateOfTheDead") {
+		t.Errorf("it ended with %+v:\n%s", e, log)
+	}
+	b.clean("gate")
+}
+
+// TestVsockRefused checks that a QEMU that cannot create its vsock device costs
+// the guests vsock but not their start, unless they require it.
 func TestVsockRefused(t *testing.T) {
 	for _, kind := range []string{"q35", "microvm"} {
 		b := newBench(t, func(c *Config) {
