@@ -25,6 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"lull/internal/lib/errtest"
+	"lull/internal/lib/pagetest"
 	"lull/internal/lib/programtest"
 )
 
@@ -69,30 +70,30 @@ func TestGuestsPage(t *testing.T) {
 	rootfs := webFiles(t, filepath.Join(dir, "rootfs"))
 	doc = strings.ReplaceAll(doc, "./rootfs", rootfs)
 	doc = strings.ReplaceAll(doc, "docker.io/library/nginx:1", webImage(t, rootfs))
-	all, err := steps(doc)
+	all, err := pagetest.Steps(doc)
 	errtest.None(t, err)
-	before := []step{
-		{text: `lull host --data "$PWD/host" --socket "$PWD/host.sock" --stop-all &`},
-		{text: `until lull ps 2>/dev/null; do sleep 1; done`},
+	before := []pagetest.Step{
+		{Text: `lull host --data "$PWD/host" --socket "$PWD/host.sock" --stop-all &`},
+		{Text: `until lull ps 2>/dev/null; do sleep 1; done`},
 	}
-	var after []step
+	var after []pagetest.Step
 	for _, port := range []string{"8080", "8081", "9000", "9001"} {
-		after = append(after, step{text: fmt.Sprintf(`for n in $(seq 60); do curl -sf http://127.0.0.1:%[1]s/ && break; sleep 1; done; curl -sf http://127.0.0.1:%[1]s/ | grep -q "it answers"`, ports[port])})
+		after = append(after, pagetest.Step{Text: fmt.Sprintf(`for n in $(seq 60); do curl -sf http://127.0.0.1:%[1]s/ && break; sleep 1; done; curl -sf http://127.0.0.1:%[1]s/ | grep -q "it answers"`, ports[port])})
 	}
-	after = append(after, step{text: "lull why vm && lull image ls && lull image prune && lull doctor"})
+	after = append(after, pagetest.Step{Text: "lull why vm && lull image ls && lull image prune && lull doctor"})
 	for _, flag := range flags {
 		if flag == "--health-interval" { // Docker's
 			continue
 		}
-		after = append(after, step{text: "for verb in run host 'instance clone' 'instance logs' 'image prune'; do lull $verb --help; done | grep -q -- ' " + flag + "[ =]'"})
+		after = append(after, pagetest.Step{Text: "for verb in run host 'instance clone' 'instance logs' 'image prune'; do lull $verb --help; done | grep -q -- ' " + flag + "[ =]'"})
 	}
-	after = append(after, step{text: "lull rm api web vm vm2"})
+	after = append(after, pagetest.Step{Text: "lull rm api web vm vm2"})
 
 	env := []string{"LULL_HOST_SHIM=" + shim, "LULL_HOST_HARNESS=" + harness, "LULL_GUEST_KERNEL=" + kernel, "LULL_HOST=unix://" + filepath.Join(dir, "work", "host.sock"),
 		"HOME=" + dir, "TZ=UTC", "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin"}
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	for _, err := range followed(ctx, append(append(before, all...), after...), dir, env) {
+	for _, err := range pagetest.Follow(ctx, append(append(before, all...), after...), dir, env) {
 		t.Error(err)
 	}
 }

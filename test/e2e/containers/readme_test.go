@@ -95,7 +95,7 @@ func paste(t *testing.T, commands string) {
 	_ = last.Run() // not every section has it
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 	waittest.Until(t, "the end of what was started", func() bool {
-		if pid := shim(dir); pid > 1 {
+		if pid := shim(filepath.Join(dir, "data", "shim")); pid > 1 {
 			_ = syscall.Kill(pid, syscall.SIGTERM)
 			return false
 		}
@@ -103,12 +103,12 @@ func paste(t *testing.T, commands string) {
 	})
 }
 
-// shim returns the PID of the shim of a host in dir, 0 if there is none.
+// shim returns the PID of the shim with a directory, 0 if there is none.
 func shim(dir string) int {
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range all {
 		b, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(string(b), "--dir\x00"+filepath.Join(dir, "data", "shim")) {
+		if err != nil || !strings.Contains(string(b), "--dir\x00"+dir) {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
