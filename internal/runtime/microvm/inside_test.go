@@ -47,8 +47,8 @@ func TestVsockSockets(t *testing.T) {
 }
 
 // TestPortgateInGuest runs the tests of package portgate in a guest, whose kernel has
-// the expression queue of nftables, and not the target NFQUEUE of iptables. Kernels with
-// the target alone, such as this machine's, run them in the package itself.
+// the expression queue of nftables and not the target NFQUEUE of iptables. The package's
+// own run uses whichever of them this machine has.
 func TestPortgateInGuest(t *testing.T) {
 	parts, err := rig()
 	need(t, err)
@@ -69,8 +69,8 @@ func TestPortgateInGuest(t *testing.T) {
 	b.clean("gate")
 }
 
-// TestVsockRefused checks that a QEMU that cannot create its vsock device costs
-// the guests vsock but not their start, unless they require it.
+// TestVsockRefused checks that guests start without vsock if QEMU cannot create the
+// vsock device, unless they require vsock.
 func TestVsockRefused(t *testing.T) {
 	for _, kind := range []string{"q35", "microvm"} {
 		b := newBench(t, func(c *Config) {
