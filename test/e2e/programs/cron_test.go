@@ -119,3 +119,41 @@ exec "$0" -f`, cron)
 		onTime(h, "cron", system, n+1)
 	}
 }
+
+// cronie, in a Debian of its own, does the same.
+func TestCronie(t *testing.T) {
+	onlySoak(t)
+	t.Parallel()
+	debootstrap := installed(t, "debootstrap", "/usr/sbin/debootstrap", "debootstrap")
+	h := start(t, nil)
+	root := t.TempDir()
+	sh := func(args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out[max(0, len(out)-4000):])
+		}
+	}
+	sh(debootstrap, "--variant=minbase", "trixie", root) // the first Debian that has it
+	sh("chroot", root, "apt-get", "-o", "APT::Sandbox::User=root", "install", "-y", "-qq", "--no-install-recommends", "systemd-standalone-sysusers", "cronie")
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(root, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const pam = "auth required pam_permit.so\naccount required pam_permit.so\nsession required pam_permit.so\n"
+	write("/etc/pam.d/cron", pam)
+	write("/etc/pam.d/crond", pam)
+	write("/etc/crontab", "")
+	write("/var/spool/cron/crontabs/root", "* * * * * date +\\%T >>/user\n")
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec", `mount -t proc proc "$1/proc"; exec chroot "$1" /usr/sbin/crond -n`, "sh", root)
+	adoptCron(h, "cronie", cmd)
+	onTime(h, "cronie", filepath.Join(root, "user"), 1)
+	onTime(h, "cronie", filepath.Join(root, "user"), 2)
+	write("/var/spool/cron/crontabs/root", "")
+	write("/etc/crontab", "SHELL=/bin/sh\n0-59 0-23 * * * root date +\\%T >>/system\n")
+	onTime(h, "cronie", filepath.Join(root, "system"), 1)
+	onTime(h, "cronie", filepath.Join(root, "system"), 2)
+}

@@ -163,14 +163,14 @@ func (d *daemon) read() (jobs []job, err error) {
 		return nil, fmt.Errorf("cannot see the files of cron (process %d): %w", d.pid, err)
 	}
 	defer d.root.Close()
-	s := style{cronTZ: d.kind == "crond", find: d.zone}
+	s := style{cronie: d.kind == "crond", find: d.zone}
 	if s.zone, err = d.localZone(); err != nil {
 		return nil, err
 	}
-	users, system := "/var/spool/cron/crontabs", true
+	users, own, system := "/var/spool/cron/crontabs", "", true
 	switch d.kind {
-	case "crond":
-		users = "/var/spool/cron"
+	case "crond": // cronie's own folder; Debian's build of it reads that of Debian's cron
+		own = "/var/spool/cron"
 	case "busybox":
 		system = false
 		for n, arg := range d.argv {
@@ -187,6 +187,13 @@ func (d *daemon) read() (jobs []job, err error) {
 	paths, err := d.list(users, func(name string) bool { return name != "cron.update" })
 	if err != nil {
 		return nil, err
+	}
+	if own != "" {
+		more, err := d.list(own, func(string) bool { return true })
+		if err != nil {
+			return nil, err
+		}
+		paths = append(paths, more...)
 	}
 	mine := len(paths)
 	if system {

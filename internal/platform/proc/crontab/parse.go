@@ -20,7 +20,7 @@ type job struct {
 // style describes how the daemon whose files are read differs from others.
 type style struct {
 	userColumn bool // lines have a user before the command
-	cronTZ     bool // CRON_TZ sets the zone of the lines below it
+	cronie     bool // CRON_TZ sets the zone of the lines below it, RANDOM_DELAY delays them
 	zone       *time.Location
 	// find returns the time zone with a name.
 	find func(name string) (*time.Location, error)
@@ -47,10 +47,12 @@ func parse(file string, text []byte, s style) (jobs []job, err error) {
 			continue
 		}
 		if m := assignment.FindStringSubmatch(line); m != nil {
-			if name := strings.Trim(m[1], `"'`); name == "CRON_TZ" && s.cronTZ {
+			if name := strings.Trim(m[1], `"'`); name == "CRON_TZ" && s.cronie {
 				if zone, err = s.find(strings.Trim(m[2], `"'`)); err != nil {
 					return bad(err.Error())
 				}
+			} else if name == "RANDOM_DELAY" && s.cronie && strings.Trim(m[2], `"' 0`) != "" {
+				return bad("the random delay of its jobs is not known")
 			}
 			continue
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 func user() style {
-	return style{zone: time.UTC, cronTZ: true, find: time.LoadLocation}
+	return style{zone: time.UTC, cronie: true, find: time.LoadLocation}
 }
 
 // TestNext checks the next time of crontab lines, including some that robfig's
@@ -41,9 +41,10 @@ func TestNext(t *testing.T) {
 		"CRON_TZ=Asia/Tokyo\n0 0 * * * x": "2026-01-02T15:00:00Z",
 		"TZ=Asia/Tokyo\n0 0 * * * x":      "2026-01-03T00:00:00Z", // TZ affects only the job, not when it runs
 		"# * * * * * x\n\nA = \"1 2\"\n'B'=x\n0 0 1 2 * x": "2026-02-01T00:00:00Z",
-		"@reboot x":    "never",
-		"":             "never",
-		"0 0 30 2 * x": "never",
+		"RANDOM_DELAY=0\n0 0 1 2 * x":                      "2026-02-01T00:00:00Z",
+		"@reboot x":                                        "never",
+		"":                                                 "never",
+		"0 0 30 2 * x":                                     "never",
 	} {
 		jobs, err := parse("f", []byte(line), user())
 		got := "never"
@@ -62,7 +63,7 @@ func TestNext(t *testing.T) {
 // known, is an error with its file and line.
 func TestFaults(t *testing.T) {
 	for _, line := range []string{"x", "* * * * *", "* * * * x", "60 * * * * x", "* 24 * * * x", "* * 0 * * x", "* * * 13 * x", "* * * * 8 x", "*/0 * * * * x", "5-1 * * * * x",
-		"0~59 * * * * x", "@every 1m x", "@noon x", "@daily", "@reboot", "CRON_TZ=No/Where", "* * * * mon-xxx x", "\x00 * * * * x"} {
+		"0~59 * * * * x", "@every 1m x", "@noon x", "@daily", "@reboot", "CRON_TZ=No/Where", "RANDOM_DELAY=10", "RANDOM_DELAY = \"45\"", "* * * * mon-xxx x", "\x00 * * * * x"} {
 		_, err := parse("/etc/cron.d/f", []byte("# 1\n* * * * * x\n"+line+"\n"), user())
 		if err == nil || !strings.HasPrefix(err.Error(), "/etc/cron.d/f:3: ") {
 			t.Errorf("%q: %v", line, err)
@@ -164,7 +165,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("*/10 * * * 5-7/2 root x\nCRON_TZ=UTC\n@daily x\n")
 	f.Add("\"A\"='1'\n-1 2 3 jan sun x")
 	f.Fuzz(func(t *testing.T, text string) {
-		jobs, err := parse("f", []byte(text), style{zone: time.UTC, cronTZ: true, find: func(string) (*time.Location, error) { return nil, errors.New("no") }})
+		jobs, err := parse("f", []byte(text), style{zone: time.UTC, cronie: true, find: func(string) (*time.Location, error) { return nil, errors.New("no") }})
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "f:") {
 				t.Error(err)
