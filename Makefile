@@ -16,7 +16,7 @@ PACKAGES := redis-server redis-tools postgresql postgresql-contrib nginx-light w
 	openssh-server openssh-client tmux dbus-daemon chromium runc docker.io docker-compose busybox-static python3-aiosmtpd \
 	qemu-system-x86 e2fsprogs prometheus nodejs default-jre-headless gunicorn spin beanstalkd jupyter-server python3-ipykernel
 # What only the full counts drive.
-SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-system-arm zsh fish rabbitmq-server slurmd slurmctld slurm-client munge cron podman
+SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo qemu-system-arm zsh fish rabbitmq-server slurmd slurmctld slurm-client munge cron jupyterhub podman
 # The kernel of microVMs in the tests; empty where it could not be fetched.
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))

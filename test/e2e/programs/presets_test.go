@@ -216,6 +216,60 @@ c.get_shell_msg(timeout=1000)
 	w.awaitState("paused")
 }
 
+// A user's server that runs holds JupyterHub, which has no clients of its own then.
+func TestJupyterHubProbe(t *testing.T) {
+	onlySoak(t)
+	t.Parallel()
+	hub := installed(t, "jupyterhub", "/usr/bin/jupyterhub")
+	const secret = "s3cret-token" // at least 8 characters
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte(secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := probed(t, "jupyterhub", "jupyterhub,interval=4s,token-file="+token+":http://ADDR", probedAfter, func(w *workload) []string {
+		conf := filepath.Join(w.Dir, "jupyterhub_config.py")
+		text := fmt.Sprintf(`
+c.JupyterHub.bind_url = "http://%s"
+c.JupyterHub.hub_bind_url = "http://%s"
+c.ConfigurableHTTPProxy.api_url = "http://%s"
+c.JupyterHub.authenticator_class = "jupyterhub.auth.DummyAuthenticator"
+c.JupyterHub.spawner_class = "jupyterhub.spawner.SimpleLocalProcessSpawner"
+c.Spawner.args = ["--allow-root"]
+c.JupyterHub.services = [{"name": "lull", "api_token": "%s"}]
+c.JupyterHub.load_roles = [{"name": "lull", "services": ["lull"], "scopes": ["admin:users", "admin:servers", "list:users", "read:servers"]}]
+`, w.target, daemontest.Addr(t), daemontest.Addr(t), secret)
+		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		// NODE_PATH is where Debian's modules are, for another node than Debian's.
+		return []string{"/usr/bin/env", "HOME=" + w.Dir, "PATH=/usr/bin:/bin", "NODE_PATH=/usr/share/nodejs", "/usr/bin/python3", hub, "-f", conf}
+	})
+	ask := func(method, path string) {
+		t.Helper()
+		defer w.awaiting("JupyterHub")()
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+w.listen+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+secret)
+		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if data, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode > 299 {
+			t.Fatalf("%s %s: %s, %s, %v", method, path, resp.Status, data, err)
+		}
+	}
+	w.awaitState("paused")
+	ask("POST", "/hub/api/users/ada")
+	w.awaitState("paused")
+	ask("POST", "/hub/api/users/ada/server")
+	w.heldBy("probe:jupyterhub")
+	ask("DELETE", "/hub/api/users/ada/server")
+	w.awaitState("paused")
+}
+
 // An unread message holds RabbitMQ. Its idle timeout is longer than the
 // numbers of its management plugin are old.
 func TestRabbitMQProbe(t *testing.T) {
