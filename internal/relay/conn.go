@@ -14,7 +14,7 @@ import (
 type phase uint8
 
 const (
-	phaseSilent   phase = iota // waits for the first byte because of a noise rule
+	phaseSilent   phase = iota // has not sent a byte yet, and a noise rule waits for one
 	phaseWaiting               // queued for the gate or for a wake
 	phaseDialling              // counted inside, no backend connection yet
 	phaseRelaying
@@ -30,13 +30,13 @@ type conn struct {
 	w    waiter
 
 	phase   phase
-	inside  bool // counted as inside (for noise: as ignored)
+	inside  bool // counted in the gate as inside; for noise, as ignored
 	waiting bool // counted as waiting
-	moving  bool // in a section of gate.begin
-	parked  bool // relaying, with bytes that wait for a wake
-	queued  bool // on loop.again
-	watched bool // the client is registered
-	counted bool // in the listener's open count
+	moving  bool // between gate.begin and gate.end
+	parked  bool // relaying, but its bytes wait for a wake
+	queued  bool // in loop.again
+	watched bool // the client is registered with epoll
+	counted bool // included in the listener's open count
 
 	cfd, bfd  int
 	bWatched  bool
@@ -45,10 +45,10 @@ type conn struct {
 	backend   netip.AddrPort
 	dialStart int64
 	attempt   int
-	up, down  flow // client to backend, backend to client
+	up, down  flow // client to backend, and backend to client
 }
 
-// arrive takes a freshly accepted descriptor.
+// arrive handles a newly accepted descriptor.
 func (lp *loop) arrive(l *Listener, fd int) {
 	in := l.in
 	c := &conn{loop: lp, in: in, ln: l, cfd: fd, bfd: -1, counted: true}
@@ -76,7 +76,8 @@ func (lp *loop) arrive(l *Listener, fd int) {
 	}
 }
 
-// awaitFirstByte leaves the bytes in the kernel and the connection uncounted.
+// awaitFirstByte waits until the client sends a byte, which it leaves in the
+// kernel. Until then the connection is not counted.
 func (c *conn) awaitFirstByte() {
 	c.phase = phaseSilent
 	if !c.watchClient() {
@@ -94,7 +95,7 @@ func (c *conn) dropSilent() {
 	c.drop()
 }
 
-// admit counts the connection, and forwards or queues it.
+// admit counts the connection, and connects it to the backend or queues it.
 func (c *conn) admit() {
 	in := c.in
 	if c.noise {
@@ -129,7 +130,7 @@ func (c *conn) askReady() {
 	c.wait()
 }
 
-// wait queues a connection that is counted as waiting.
+// wait queues a connection that is already counted as waiting.
 func (c *conn) wait() {
 	c.phase = phaseWaiting
 	if !c.watchClient() {
@@ -153,11 +154,11 @@ func (c *conn) wait() {
 	c.turnAway()
 }
 
-// resumed is called by the queue when the wake is over.
+// resumed is called by the queue with the result of the wake.
 func (c *conn) resumed(err error) {
 	switch {
 	case c.phase == phaseClosed:
-	case err != nil && c.phase == phaseRelaying: // its answer may be incomplete
+	case err != nil && c.phase == phaseRelaying: // the backend's answer may be incomplete
 		c.drop()
 	case err != nil:
 		c.turnAway()
@@ -174,8 +175,8 @@ func (c *conn) resumed(err error) {
 	}
 }
 
-// watchClient registers the client once. It returns false if the connection is
-// over.
+// watchClient registers the client with epoll, if it is not registered yet. It
+// returns false if the connection has been dropped.
 func (c *conn) watchClient() bool {
 	if c.watched {
 		return true
@@ -191,8 +192,8 @@ func (c *conn) watchClient() bool {
 
 func (c *conn) event(fd int, events uint32) {
 	if fd == c.cfd && events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
-		// This edge is reported once, and relaying needs it however much later it
-		// starts.
+		// The kernel reports this edge only once, and relaying may start much
+		// later.
 		c.up.hup = true
 	}
 	switch {
@@ -208,9 +209,9 @@ func (c *conn) event(fd int, events uint32) {
 	}
 }
 
-// clientGone checks the client without consuming data. A client that sent data
-// and then a FIN still expects an answer; one that sent only a FIN counts as
-// gone.
+// clientGone reports whether the client has gone, without consuming data. A client
+// that sent data and then a FIN still expects an answer; one that sent only a FIN
+// counts as gone.
 func (c *conn) clientGone(events uint32) bool {
 	if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
 		return true
@@ -238,9 +239,9 @@ func (c *conn) firstByte(events uint32) {
 	}
 }
 
-// dial connects to the backend. On this machine a connect has completed when it
-// returns, although it returns EINPROGRESS. A second call confirms that and
-// saves a turn of the loop.
+// dial connects to the backend. Between sockets of this machine, connect returns
+// EINPROGRESS although the connection is already established. A second call
+// confirms that and saves a turn of the loop.
 func (c *conn) dial(b Backend) {
 	c.phase = phaseDialling
 	if c.dialStart == 0 {
@@ -303,9 +304,9 @@ func (c *conn) finishDial(errno syscall.Errno) {
 	}
 }
 
-// redial retries after a short wait: an application may be ready and yet not listen for a
-// moment. It asks the waker again, because the application may have ended in
-// the meantime.
+// redial tries again after a short wait, because an application that is ready may
+// not listen for a moment. It then asks the waker again, because the application
+// may have ended meanwhile.
 func (c *conn) redial(errno syscall.Errno) {
 	c.closeBackend()
 	wait := int64(min(time.Millisecond<<min(c.attempt, 6), 50*time.Millisecond))
@@ -346,8 +347,8 @@ func (c *conn) unreachable(err error) {
 	c.turnAway()
 }
 
-// handOver passes the client to goroutines, for a backend without a socket. The
-// counts move with it.
+// handOver passes the client, with its counts, to goroutines. It is used if the
+// backend is reached through Dial.
 func (c *conn) handOver(b Backend) {
 	if c.watched {
 		_ = unix.EpollCtl(c.loop.ep, unix.EPOLL_CTL_DEL, c.cfd, nil)
@@ -381,8 +382,8 @@ func (c *conn) closeBackend() {
 	}
 }
 
-// drop ends the connection and removes it from every count. The backend's
-// socket is closed before its count is reduced.
+// drop ends the connection and removes it from every count. It closes the backend's
+// socket before it reduces the backend's count.
 func (c *conn) drop() {
 	if c.phase == phaseClosed {
 		return

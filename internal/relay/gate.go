@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// The single word of a gate. Counts and flags share it, so that counting and
-// then checking the flags is one atomic step and Activity is one load.
+// The layout of a gate's word. Counts and flags share one word, so that counting an
+// arrival and reading the flags is one atomic step, and Activity is one load.
 const (
 	insideOne  uint64 = 1
 	waitingOne uint64 = 1 << 22
@@ -19,7 +19,8 @@ const (
 	movingMask  = heldFlag/movingOne - 1
 )
 
-// gate is an instance's state for the fence. The zero value is open and awake.
+// gate holds the state of an instance that the fence depends on. The zero value is
+// open and awake.
 type gate struct {
 	word        atomic.Uint64
 	moves       atomic.Uint64
@@ -28,39 +29,38 @@ type gate struct {
 	ignored     atomic.Int64
 }
 
-// Activity is the activity of an instance's connections, for the fence and for
-// the idle engine.
+// Activity is the state of an instance's connections at one instant, for the fence
+// and for the idle engine.
 type Activity struct {
-	Held   bool // Hold was called, and neither Release nor Sleep since
-	Asleep bool // Sleep was called, and Release has not been since
+	Held   bool // Hold was called, and neither Release nor Sleep afterwards
+	Asleep bool // Sleep was called, and not Release afterwards
 
-	// Open counts connections and HTTP requests that reach the backend or are
-	// being dialed. Each of them holds, unless OpenSince reports it as quiet.
+	// Open counts connections and HTTP requests that reach the backend or are being
+	// dialed. Each keeps the instance awake, unless OpenSince reports it as quiet.
 	Open int
-	// Waiting counts arrivals, and open connections with unread bytes or a
-	// close, that wait for the gate or for a wake.
+	// Waiting counts everything that waits for the gate or for a wake: arrivals,
+	// and open connections with unread bytes or an unread close.
 	Waiting int
-	// Moving counts connections that are transferring bytes to the backend right
-	// now.
+	// Moving counts connections that are sending bytes to the backend right now.
 	Moving int
-	// Ignored counts open connections that a noise rule took out of Open.
+	// Ignored counts open connections that are not in Open because of a noise rule.
 	Ignored int
 
-	// Moves grows whenever bytes went to the backend. If it is unchanged and
-	// Moving is zero, none went in between.
+	// Moves grows whenever bytes have been sent to the backend. If it is unchanged
+	// and Moving is zero, none have been sent in between.
 	Moves uint64
 
 	LastByte    time.Time // zero: never
 	LastArrival time.Time // zero: never
 }
 
-// Stirred reports whether something is waiting or in flight at this instant. A
-// fence that sees it must thaw, however it treats quiet connections.
+// Stirred reports whether anything is waiting or being sent. If so, a fence must
+// thaw, however it treats quiet connections.
 func (a Activity) Stirred() bool { return a.Waiting > 0 || a.Moving > 0 }
 
 func (g *gate) activity() Activity {
-	// Load the word first: bytes that were transferred before this load are in
-	// the counters read after it.
+	// Load the word first. The counters read afterwards include all bytes that were
+	// sent before this load.
 	w := g.word.Load()
 	return Activity{
 		Held:        w&heldFlag != 0,
@@ -84,8 +84,8 @@ func stamp(ns int64) time.Time {
 
 func (g *gate) sub(n uint64) { g.word.Add(^(n - 1)) }
 
-// enter counts an arrival as inside. If the gate is held, it makes the arrival
-// a waiting one and returns false. It is counted either way.
+// enter counts an arrival as inside. If the gate is held, it counts the arrival as
+// waiting instead and returns false.
 func (g *gate) enter() bool {
 	if g.word.Add(insideOne)&heldFlag == 0 {
 		return true
@@ -94,7 +94,7 @@ func (g *gate) enter() bool {
 	return false
 }
 
-// reenter is enter for an arrival that is counted as waiting.
+// reenter is enter for an arrival that is already counted as waiting.
 func (g *gate) reenter() bool {
 	if g.word.Add(^(waitingOne-insideOne-1))&heldFlag == 0 {
 		return true
@@ -107,9 +107,9 @@ func (g *gate) insideToWaiting() { g.word.Add(waitingOne - insideOne) }
 func (g *gate) leaveInside()     { g.sub(insideOne) }
 func (g *gate) leaveWaiting()    { g.sub(waitingOne) }
 
-// begin opens a section in which bytes go to the backend; end closes it. If the
-// gate is held or the backend asleep, begin counts the caller as waiting and
-// returns false.
+// begin starts a section in which the caller may send bytes to the backend; the
+// caller must call end. If the gate is held or the backend asleep, begin counts the
+// caller as waiting and returns false.
 func (g *gate) begin() bool {
 	if g.word.Add(movingOne)&(heldFlag|asleepFlag) == 0 {
 		return true
@@ -118,8 +118,8 @@ func (g *gate) begin() bool {
 	return false
 }
 
-// end stores the transferred bytes before it reduces the count, so that a fence
-// sees one or the other.
+// end ends the section. It records the sent bytes before it reduces the count, so
+// that a fence sees one or the other.
 func (g *gate) end(moved bool, now int64) {
 	if moved {
 		g.lastByte.Store(now)
@@ -133,7 +133,7 @@ func (g *gate) held() bool { return g.word.Load()&heldFlag != 0 }
 
 func (g *gate) setHeld() { g.word.Or(heldFlag) }
 
-// setAsleep and setAwake each change both flags in one step.
+// setAsleep and setAwake change both flags in one step.
 func (g *gate) setAsleep() {
 	for {
 		w := g.word.Load()

@@ -16,7 +16,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The gate's word against plain counters.
+// TestGateCountsLikeAModel compares the gate's word with plain counters over random
+// operations.
 func TestGateCountsLikeAModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var g gate
@@ -96,10 +97,10 @@ func TestGateCountsLikeAModel(t *testing.T) {
 	})
 }
 
-// fencedWorld is a backend that may be frozen only by a fence that follows the
-// rule of the package comment. It answers each byte with one byte, so a
-// connection that reached it is open, and counted, until it has answered:
-// whatever reaches it while it is frozen is a fault of the gate.
+// fencedWorld is a backend that is frozen only by a fence as in the package
+// comment. It answers each byte with one byte. Every connection that has reached it
+// is open, and therefore counted, until it has answered. If anything reaches it
+// while it is frozen, the gate is faulty.
 type fencedWorld struct {
 	b       Backend
 	in      *Instance
@@ -153,7 +154,8 @@ func (w *fencedWorld) Wake(context.Context, Arrival) error {
 	return nil
 }
 
-// pause tries once; quiet decides what open connections mean.
+// pause tries once to pause the backend. quiet decides whether open connections
+// permit that.
 func (w *fencedWorld) pause(quiet func(Activity) bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -173,15 +175,17 @@ func (w *fencedWorld) pause(quiet func(Activity) bool) bool {
 	return true
 }
 
-// dither spreads what follows over a few microseconds without a clock.
+// dither yields the CPU at most n times, a random number of times, which takes a few
+// microseconds.
 func dither(n int) {
 	for range rand.IntN(n) {
 		runtime.Gosched()
 	}
 }
 
-// Each round sends one to three clients off at the same moment as the fence, so
-// that they arrive before, within and after it.
+// TestNoConnectionReachesAFrozenBackend starts one to three clients at the same
+// moment as the fence, so that they arrive before, during and after it. It checks
+// that each is answered, and never by a frozen backend.
 func TestNoConnectionReachesAFrozenBackend(t *testing.T) {
 	planes(t, func(t *testing.T, wrap func(Backend) Backend) {
 		rounds := 2000
@@ -240,8 +244,9 @@ func oneByte(addr string) error {
 	return err
 }
 
-// Open connections whose silence does not hold the instance: their next byte
-// must wake it and must not reach it before.
+// TestBytesOfQuietConnectionsWake checks that, if open connections do not keep the
+// instance awake because they are quiet, their next byte wakes it and does not
+// reach it before.
 func TestBytesOfQuietConnectionsWake(t *testing.T) {
 	planes(t, func(t *testing.T, wrap func(Backend) Backend) {
 		bytes, wantPauses := int64(4000), int64(300)
@@ -279,11 +284,12 @@ func TestBytesOfQuietConnectionsWake(t *testing.T) {
 				}
 			})
 		}
-		// An open connection may still be on its way to the backend's accept, which
-		// no quiet time would allow.
+		// Otherwise an open connection might not have been accepted by the backend
+		// yet, and would count as quiet.
 		waittest.Until(t, "each has been answered", func() bool { return answered.Load() == 3 })
 		for !enough() {
-			// Open ones are quiet when the backend has read all that was moved.
+			// Open connections are quiet once the backend has read everything sent
+			// to it.
 			if w.pause(func(a Activity) bool { return a.Open == 3 && int64(a.Moves) == w.reads.Load() }) {
 				pauses.Add(1)
 			}
@@ -300,8 +306,8 @@ func TestBytesOfQuietConnectionsWake(t *testing.T) {
 	})
 }
 
-// A close of an open connection wakes a paused instance, because the
-// application must learn of it.
+// TestCloseOnAnOpenConnectionWakes checks that the close of an open connection
+// wakes a paused instance, because the application must see it.
 func TestCloseOnAnOpenConnectionWakes(t *testing.T) {
 	planes(t, func(t *testing.T, wrap func(Backend) Backend) {
 		w := newFencedWorld(t, wrap)

@@ -19,20 +19,20 @@ import (
 	"time"
 )
 
-// InstanceHeader names the instance that an HTTP request on the shared port is
-// for. It takes precedence over Host.
+// InstanceHeader names the instance for which an HTTP request on the shared port is
+// meant. It takes precedence over Host.
 const InstanceHeader = "X-Lull-Instance"
 
 // FrontConfig configures the shared HTTP port. The zero value works.
 type FrontConfig struct {
 	Domains    []string      // NAME.DOMAIN reaches instance NAME; default "localhost"
-	WaitPage   time.Duration // wait after which a browser gets the waiting page; default 1.5 s
-	RetryAfter time.Duration // seconds after which a client whose wake failed is told to retry; default 5 s, whole seconds
-	Log        *slog.Logger  // default: discards
+	WaitPage   time.Duration // how long a browser waits before it gets the waiting page; default 1.5 s
+	RetryAfter time.Duration // when a client whose wake has failed should retry, in whole seconds; default 5 s
+	Log        *slog.Logger  // default: no log
 }
 
-// Front routes HTTP requests of one shared port by name. It is an http.Handler
-// for a server that the caller runs.
+// Front routes the HTTP requests of one shared port to instances by name. It is an
+// http.Handler; the caller runs the server.
 type Front struct {
 	cfg FrontConfig
 	log *slog.Logger
@@ -45,8 +45,8 @@ type Front struct {
 
 var _ http.Handler = (*Front)(nil)
 
-// route leads to one instance through one Transport, whose idle connections
-// belong to one generation of the backend.
+// route leads to one instance. The idle connections of its Transport belong to one
+// generation of the backend.
 type route struct {
 	in    *Instance
 	port  int
@@ -80,8 +80,8 @@ func NewFront(cfg FrontConfig) (*Front, error) {
 	return &Front{cfg: cfg, log: log, names: map[string]*route{}, hosts: map[string]*route{}, routes: map[*Instance]*route{}}, nil
 }
 
-// Route makes in reachable by its name and by the given host names. port is the
-// port passed to Ready and Wake.
+// Route makes in reachable by its name and by hosts. port is passed to Ready and
+// Wake.
 func (f *Front) Route(in *Instance, port int, hosts ...string) error {
 	rt := &route{in: in, port: port}
 	for _, h := range hosts {
@@ -110,7 +110,7 @@ func (f *Front) Route(in *Instance, port int, hosts ...string) error {
 	return nil
 }
 
-// Unroute removes the instance and closes its idle connections.
+// Unroute removes the routes to in and closes their idle connections.
 func (f *Front) Unroute(in *Instance) {
 	f.mu.Lock()
 	rt := f.routes[in]
@@ -127,7 +127,7 @@ func (f *Front) Unroute(in *Instance) {
 	}
 }
 
-// find returns the route of a request and the name that it asked for.
+// find returns the route for a request, or nil, and the name that was requested.
 func (f *Front) find(r *http.Request) (*route, string) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -149,9 +149,8 @@ func (f *Front) find(r *http.Request) (*route, string) {
 	return nil, host
 }
 
-// hostName extracts the name from a Host header: without port, brackets and
-// final dot, in lower case. It returns false if that is not a host name or
-// address.
+// hostName returns the name in a Host header in lower case, without port, brackets
+// and final dot. It returns false if that is neither a host name nor an address.
 func hostName(host string) (string, bool) {
 	if len(host) == 0 || len(host) > 261 {
 		return "", false
@@ -238,7 +237,8 @@ func (rt *route) build(f *Front) {
 	}
 }
 
-// fresh closes idle connections of an earlier start of the backend.
+// fresh closes the idle connections if they belong to an earlier generation of the
+// backend.
 func (rt *route) fresh(b Backend) {
 	rt.mu.Lock()
 	changed := rt.gen != b.Generation
@@ -249,7 +249,7 @@ func (rt *route) fresh(b Backend) {
 	}
 }
 
-// request is an HTTP request as seen by OpenSince and Cut.
+// request is an HTTP request as OpenSince and Cut see it.
 type request struct {
 	track
 	cancel context.CancelFunc
@@ -257,8 +257,8 @@ type request struct {
 
 func (q *request) askCut() { q.cancel() }
 
-// pooled is a backend connection of a Transport. The bytes on it belong to the
-// request that is using it.
+// pooled is a backend connection of a Transport. Its bytes count for the request
+// that is using it.
 type pooled struct{ gated }
 
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -323,9 +323,9 @@ func (f *Front) forward(ctx context.Context, w http.ResponseWriter, r *http.Requ
 
 var errShowPage = errors.New("the wake takes long")
 
-// admit does what Instance.admit does, except that a browser gets the waiting
-// page when the wake takes long. Its place in the queue is then kept for a
-// while, so that the wake continues until the page asks again.
+// admit is Instance.admit, except that a browser gets the waiting page if the wake
+// takes longer than WaitPage. The browser's place in the queue is kept for
+// pageLinger, so that the wake continues until the page asks again.
 func (f *Front) admit(ctx context.Context, w http.ResponseWriter, r *http.Request, rt *route, remote netip.AddrPort) (Backend, error) {
 	in := rt.in
 	a := Arrival{Instance: in.name, Port: rt.port, Remote: remote, Cause: CauseRequest, At: time.Now()}
@@ -337,12 +337,12 @@ func (f *Front) admit(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	return in.admit(short, a)
 }
 
-// pageLinger is the time for which a wake continues for a browser that got the
-// waiting page; the page reloads every two seconds.
+// pageLinger is how long a wake continues for a browser that got the waiting page.
+// The page reloads every two seconds.
 const pageLinger = 10 * time.Second
 
-// linger keeps w's place in the queue, and its count as waiting, for a while or
-// until the wake is over.
+// linger keeps w in the queue, and counted as waiting, for pageLinger or until the
+// wake has ended.
 func (in *Instance) linger(w *waiter) {
 	in.streams.Go(func() {
 		defer in.gate.leaveWaiting()
@@ -380,7 +380,8 @@ func (f *Front) answerHealth(w http.ResponseWriter, in *Instance) {
 	fmt.Fprintln(w, "asleep; a request that is not a health check wakes it")
 }
 
-// refuse answers with the reason, as a page or as problem JSON (RFC 9457).
+// refuse answers a request with an error and its reason, as a page or as problem
+// JSON (RFC 9457).
 func (f *Front) refuse(w http.ResponseWriter, r *http.Request, status int, name string, err error) {
 	h := w.Header()
 	h.Set("Cache-Control", "no-store")
@@ -400,7 +401,8 @@ func (f *Front) refuse(w http.ResponseWriter, r *http.Request, status int, name 
 	})
 }
 
-// wantsPage reports whether a user will see the answer.
+// wantsPage reports whether a request comes from a browser that will show the
+// answer.
 func wantsPage(r *http.Request) bool {
 	return r.Method == http.MethodGet && r.Header.Get("Upgrade") == "" && strings.Contains(r.Header.Get("Accept"), "text/html")
 }

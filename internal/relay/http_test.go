@@ -37,7 +37,8 @@ func serveHTTP(t *testing.T, name string) Backend {
 	return Backend{Addr: ap, Generation: 1}
 }
 
-// upgrade answers like a WebSocket server and echoes what follows.
+// upgrade answers a request like a WebSocket server and echoes everything that
+// follows.
 func upgrade(t *testing.T, w http.ResponseWriter) {
 	c, rw, err := w.(http.Hijacker).Hijack()
 	if err != nil {
@@ -187,7 +188,7 @@ func TestFrontWebSocket(t *testing.T) {
 	if a := in.Activity(); a.Open != 1 {
 		t.Errorf("an upgraded connection does not count: %+v", a)
 	}
-	// A frame for a paused instance waits for a wake, and is delivered.
+	// A frame for a paused instance waits for the wake and is then delivered.
 	w.onWake = func(context.Context, Arrival) error {
 		w.up.Store(true)
 		in.Release()

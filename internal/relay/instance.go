@@ -12,11 +12,11 @@ import (
 // Options configure an instance. The zero value of each field means its
 // default.
 type Options struct {
-	MaxWaiting  int           // maximum waiting arrivals; default 1024, at most 65536
-	MaxOpen     int           // maximum open connections per listener; default 65536
-	WakeTimeout time.Duration // limit for one wake, and for one arrival; default 60 s
-	DialTimeout time.Duration // time for which a ready backend may refuse or be silent; default 10 s
-	Noise       Noise         // traffic that neither holds nor wakes; default none
+	MaxWaiting  int           // maximum number of waiting arrivals; default 1024, at most 65536
+	MaxOpen     int           // maximum number of open connections per listener; default 65536
+	WakeTimeout time.Duration // limit for one wake, and for the wait of one arrival; default 60 s
+	DialTimeout time.Duration // how long a ready backend may refuse connections or not answer; default 10 s
+	Noise       Noise         // traffic that neither keeps the instance awake nor wakes it; default none
 }
 
 func (o Options) withDefaults() (Options, error) {
@@ -38,8 +38,8 @@ func (o Options) withDefaults() (Options, error) {
 	return o, errors.Join(errs...)
 }
 
-// Instance is one object that can sleep, with all its listeners. Its methods
-// are safe for concurrent use.
+// Instance is an object that can sleep, with all its listeners. Its methods are
+// safe for concurrent use.
 type Instance struct {
 	name  string
 	waker Waker
@@ -51,7 +51,7 @@ type Instance struct {
 	stats   stats
 	flights sync.WaitGroup
 	streams sync.WaitGroup
-	ctx     context.Context // ends when the instance is cut
+	ctx     context.Context // ends when the instance's connections are cut
 	cut     context.CancelFunc
 
 	mu        sync.Mutex
@@ -64,27 +64,28 @@ type Instance struct {
 // Name is the name given to Add.
 func (in *Instance) Name() string { return in.name }
 
-// Hold closes the gate. After it returns, nothing that Activity does not show
-// can reach the backend. Arrivals wait. Connections being dialed continue and
-// are counted in Open.
+// Hold closes the gate. After it has returned, nothing that Activity does not show
+// can reach the backend. Arrivals wait. Connections that are being dialed continue,
+// and are counted in Open.
 func (in *Instance) Hold() { in.gate.setHeld() }
 
-// Release opens the gate and marks the backend awake. Every waiting connection
-// asks the waker.
+// Release opens the gate and marks the backend as awake. A wake is requested if
+// connections wait for one.
 func (in *Instance) Release() {
 	in.gate.setAwake()
 	in.afterGate()
 }
 
-// Sleep opens the gate after a pause was committed: arrivals, and bytes on open
-// connections, request a wake. Ready must return false before Sleep is called.
+// Sleep opens the gate after a pause has been committed. From now on arrivals, and
+// bytes on open connections, request a wake. Ready must return false before Sleep
+// is called.
 func (in *Instance) Sleep() {
 	in.gate.setAsleep()
 	in.afterGate()
 }
 
-// afterGate starts the wake that waiters need. Held noise is released once the
-// backend is awake, and requests nothing.
+// afterGate starts a wake if waiters need one. If the backend is awake, it lets
+// waiting noise continue, which needs no wake.
 func (in *Instance) afterGate() {
 	in.mu.Lock()
 	var quiet []*waiter
@@ -108,16 +109,16 @@ func (in *Instance) afterGate() {
 // Activity returns what is open, waiting and moving, in one atomic step.
 func (in *Instance) Activity() Activity { return in.gate.activity() }
 
-// Stats returns the counters of clients' outcomes.
+// Stats returns the outcomes of the instance's clients.
 func (in *Instance) Stats() Stats {
 	s := in.stats.snapshot(in.opt.Noise)
 	s.Waiting = in.gate.activity().Waiting
 	return s
 }
 
-// OpenSince counts open connections that carried a byte at or after t, or hold
-// bytes that the other side has not taken yet. The others are quiet. It costs
-// one step per open connection.
+// OpenSince counts the open connections that are not quiet: those that carried a
+// byte at or after t, or have bytes that the other side has not accepted yet. Its
+// cost is proportional to the number of open connections.
 func (in *Instance) OpenSince(t time.Time) int {
 	ns := t.UnixNano()
 	in.mu.Lock()
@@ -131,8 +132,9 @@ func (in *Instance) OpenSince(t time.Time) int {
 	return n
 }
 
-// Owed counts open connections and HTTP requests whose last bytes went to the
-// backend and are unanswered. It costs one step per open connection.
+// Owed counts the open connections and HTTP requests on which the backend has not
+// answered the last bytes sent to it. Its cost is proportional to the number of
+// open connections.
 func (in *Instance) Owed() int {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -159,9 +161,9 @@ func (in *Instance) Cut() {
 	}
 }
 
-// Close stops listening, rejects waiting connections, and lets open ones
-// continue until they end or ctx does; then it cuts them. It returns ctx's
-// error if it had to cut any.
+// Close stops listening and rejects waiting connections. Open connections continue
+// until they end or ctx does; then they are cut. Close returns ctx's error if it
+// had to cut any.
 func (in *Instance) Close(ctx context.Context) error {
 	in.mu.Lock()
 	first := !in.closed
@@ -195,9 +197,8 @@ func (in *Instance) unlisten() {
 	}
 }
 
-// drain waits for the last connection. It polls a few times a second: closing
-// is rare, and a notification per closed connection would cost every
-// connection.
+// drain waits until no connection is left. It polls every few milliseconds, because
+// closing is rare and a notification would cost something for every connection.
 func (in *Instance) drain(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

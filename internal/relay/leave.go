@@ -8,20 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Closing a connection with unread data resets it, and a client that has sent
-// its request then sees a network error instead of the end. Data from a client
-// that gets no answer is therefore read first, within these bounds.
+// If a connection with unread data is closed, the kernel resets it, and a client
+// that has sent its request sees a network error instead of an end. The data of a
+// client that gets no answer is therefore read first, within these limits.
 const (
 	leaveFor   = time.Second
 	leaveBytes = 256 << 10
-	maxLeaving = 256 // per loop; further ones are closed immediately
+	maxLeaving = 256 // per loop; any more are closed immediately
 )
 
-// leaver is a client whose connection was shut down for writing and that may
-// still be sending.
+// leaver is a connection that was shut down for writing, and whose client may still
+// be sending.
 type leaver struct{ fd, left int }
 
-// turnAway ends a connection that was not answered.
+// turnAway ends a connection that gets no answer.
 func (c *conn) turnAway() {
 	fd := c.cfd
 	c.cfd = -1
@@ -35,8 +35,8 @@ func (c *conn) turnAway() {
 	c.drop()
 }
 
-// leave shuts down fd for writing and closes it once the client has closed its
-// side.
+// leave shuts down fd for writing, and closes it once the client has closed its
+// side or a limit is reached.
 func (lp *loop) leave(fd int) {
 	sysShutdownSend(fd)
 	v := &leaver{fd: fd, left: leaveBytes}
@@ -51,7 +51,8 @@ func (lp *loop) leave(fd int) {
 	lp.at(lp.now+int64(leaveFor), func() { lp.gone(v) })
 }
 
-// drain reads what has arrived, and closes when the limit is reached.
+// drain reads and discards what has arrived, and closes the connection when the
+// limit is reached.
 func (lp *loop) drain(v *leaver) {
 	for v.left > 0 {
 		n, err := sysRead(v.fd, lp.buf)
@@ -76,7 +77,7 @@ func (lp *loop) gone(v *leaver) {
 	v.fd = -1
 }
 
-// turnAway does the same for a client of a stream.
+// turnAway is conn.turnAway for a stream.
 func (s *stream) turnAway() {
 	half, ok := s.client.(interface {
 		net.Conn

@@ -13,16 +13,16 @@ import (
 
 type openCount struct{ atomic.Int64 }
 
-// A client that vanished without notice (no FIN, no RST) must not hold an
-// instance forever, so TCP keepalive probes it after a minute of silence.
+// A client that has disappeared without a FIN or RST must not keep an instance
+// awake forever. TCP keepalive therefore probes a client after a minute of silence.
 const (
 	keepAliveIdle     = 60 // seconds
 	keepAliveInterval = 15 // seconds
 	keepAliveCount    = 4
 )
 
-// onLoops registers the socket with all event loops. Options that Linux copies
-// from a listening socket to the accepted ones are set here, once.
+// onLoops registers the socket with all event loops. It sets the options that Linux
+// copies from a listening socket to accepted ones.
 func (l *Listener) onLoops(t *net.TCPListener) error {
 	raw, err := t.SyscallConn()
 	if err != nil {
@@ -53,8 +53,8 @@ func (l *Listener) onLoops(t *net.TCPListener) error {
 	return nil
 }
 
-// close stops accepting. The lock keeps the descriptor's number from being
-// reused while a loop is about to accept on it.
+// close stops accepting. It takes the lock so that the descriptor's number cannot
+// be reused while a loop is about to accept on it.
 func (l *Listener) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,8 +74,9 @@ func (l *Listener) close() {
 
 const acceptBatch = 16
 
-// accept takes connections from the backlog, a bounded number at a time so that
-// open connections are served in between (the registration is level-triggered).
+// accept takes connections from the backlog, but only some at a time, so that open
+// connections are served in between. epoll then reports the listener again, because
+// it is registered level-triggered.
 func (lp *loop) accept(l *Listener) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -90,8 +91,8 @@ func (lp *loop) accept(l *Listener) {
 			lp.arrive(l, int(n))
 		case unix.EINTR, unix.ECONNABORTED:
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
-			// The client stays in the backlog; accepting immediately again
-			// would spin.
+			// The client stays in the backlog. Accepting again at once would use up
+			// the CPU.
 			lp.pauseAccept(l, errno)
 			return
 		default:
@@ -116,7 +117,8 @@ func (lp *loop) pauseAccept(l *Listener, errno syscall.Errno) {
 	})
 }
 
-// remoteOf asks the kernel for the peer's address; only slow paths need it.
+// remoteOf returns the peer's address. It costs a system call, so only slow paths
+// use it.
 func remoteOf(fd int) netip.AddrPort {
 	sa, err := unix.Getpeername(fd)
 	if err != nil {
@@ -131,7 +133,7 @@ func remoteOf(fd int) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// connectRaw starts a connection without allocating.
+// connectRaw starts to connect fd, without allocating memory.
 func connectRaw(fd int, to netip.AddrPort) syscall.Errno {
 	port := to.Port()
 	if a := to.Addr().Unmap(); a.Is4() {

@@ -14,22 +14,22 @@ import (
 )
 
 const (
-	// copyBuffer is the maximum size of one read. A read that fills it
-	// indicates a bulk transfer, which is then spliced.
+	// copyBuffer is the maximum size of one read, in bytes. A read that fills it
+	// indicates a bulk transfer, for which splice is used from then on.
 	copyBuffer = 64 << 10
-	// turn is how many bytes one connection may transfer before others are
+	// turn is how many bytes one connection may transfer before the others are
 	// served.
 	turn = 1 << 20
-	// yieldEvery is how long a loop that always has work may keep the daemon's
-	// other goroutines waiting.
+	// yieldEvery is how long a loop that always has work may run before it lets the
+	// daemon's other goroutines run.
 	yieldEvery = 500 * time.Microsecond
-	// edges are the events that a connected socket is registered for.
-	// Writability is added only after a write did not fit.
+	// edges are the events for which a connected socket is registered. Writability
+	// is added only after a write did not fit into the socket's buffer.
 	edges = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET&(1<<32-1)
 )
 
-// entry is the meaning of a descriptor in a loop. The generation distinguishes
-// events for an earlier holder of the same number.
+// entry is what a descriptor of a loop refers to. By its generation the loop
+// recognizes events that were meant for an earlier descriptor with the same number.
 type entry struct {
 	c    *conn
 	l    *Listener
@@ -44,21 +44,21 @@ type message struct {
 	fn  func()
 }
 
-// loop carries connections on one thread. Everything but post, listen and
-// unlisten belongs to the goroutine in run.
+// loop carries connections on one thread. Except post, listen and unlisten, its
+// methods may be called only by the goroutine in run.
 type loop struct {
 	r      *Router
 	ep, ev int
-	now    int64 // unix nanoseconds at the last return from the kernel
+	now    int64 // time of the last return from the kernel, in unix nanoseconds
 	buf    []byte
-	again  []*conn // connections with more work than one turn allows
+	again  []*conn // connections with more work than fits in one turn
 	timers timers
 	pipes  []*pipe
 	done   bool
 
 	leaving map[*leaver]struct{}
 
-	tableMu sync.Mutex // taken by writers; the loop reads its own entries under it too
+	tableMu sync.Mutex // needed to write, and by the loop also to read
 	table   []entry
 	gen     int32
 
@@ -127,8 +127,8 @@ func (lp *loop) clear(fd int) {
 	}
 }
 
-// listen registers a listener. With EPOLLEXCLUSIVE the kernel wakes one loop
-// per arrival, the same one while it keeps up.
+// listen registers a listener. With EPOLLEXCLUSIVE the kernel wakes only one loop
+// per arrival, and prefers the same one while it keeps up.
 func (lp *loop) listen(l *Listener) error {
 	gen := lp.set(l.fd, entry{l: l})
 	return unix.EpollCtl(lp.ep, unix.EPOLL_CTL_ADD, l.fd,
@@ -136,7 +136,7 @@ func (lp *loop) listen(l *Listener) error {
 }
 
 func (lp *loop) unlisten(fd int) {
-	// ENOENT: accepting was paused at this moment.
+	// fails with ENOENT if accepting was paused at this moment
 	_ = unix.EpollCtl(lp.ep, unix.EPOLL_CTL_DEL, fd, nil)
 	lp.clear(fd)
 }
@@ -155,8 +155,8 @@ func (lp *loop) register(fd int, e entry, events uint32) error {
 	return nil
 }
 
-// rewatch changes the events that fd is registered for. An edge that is already
-// there is reported again.
+// rewatch changes the events for which fd is registered. The kernel then reports
+// again an edge that is already present.
 func (lp *loop) rewatch(fd int, events uint32) {
 	lp.tableMu.Lock()
 	gen := lp.table[fd].gen
@@ -167,7 +167,7 @@ func (lp *loop) rewatch(fd int, events uint32) {
 	}
 }
 
-// post passes work to the loop, which is woken once per batch.
+// post passes work to the loop. The loop is woken once per batch.
 func (lp *loop) post(m message) {
 	lp.mu.Lock()
 	lp.inbox = append(lp.inbox, m)
@@ -185,8 +185,8 @@ func (lp *loop) run() error {
 	events := make([]unix.EpollEvent, 128)
 	yielded := int64(0)
 	for !lp.done {
-		// Under load there are events already, and the scheduler need not know of
-		// a wait.
+		// Under load, events are already pending, and the Go scheduler need not be
+		// told of a wait.
 		n := sysPoll(lp.ep, events)
 		if n == 0 {
 			var err error
@@ -257,7 +257,7 @@ func (lp *loop) guard(c *conn, fn func()) {
 	fn()
 }
 
-// rescue closes the one connection whose handling panicked.
+// rescue closes the connection whose handling has panicked.
 func (lp *loop) rescue(c *conn) {
 	p := recover()
 	if p == nil {
@@ -270,8 +270,8 @@ func (lp *loop) rescue(c *conn) {
 	}
 }
 
-// at calls fn on the loop at the given time (unix nanoseconds). Timers are not
-// canceled: fn checks whether it still applies.
+// at makes the loop call fn at the time ns, in unix nanoseconds. Timers cannot be
+// canceled, so fn must check whether it still applies.
 func (lp *loop) at(ns int64, fn func()) { heap.Push(&lp.timers, timer{ns, fn}) }
 
 func (lp *loop) timeout() int {

@@ -11,27 +11,29 @@ import (
 
 const maxNoiseRules = 256
 
-// Noise describes traffic that neither keeps an instance running nor wakes it.
-// The zero value ignores nothing. While the instance runs, such traffic is
-// served. While it sleeps, a connection is closed and a health check is
-// answered on the instance's behalf.
+// Noise describes traffic that neither keeps an instance awake nor wakes it. The
+// zero value describes none. While the instance runs, such traffic is served. While
+// it sleeps, a connection is closed, and a health check is answered in place of the
+// instance.
 type Noise struct {
 	// Sources are address ranges of clients, such as a port scanner's.
 	Sources []netip.Prefix
-	// SilentFor leaves a new connection uncounted until its first byte, for at
-	// most this long. It does not work with protocols in which the server speaks
-	// first. Zero disables it.
+	// SilentFor is how long at most a new connection is not counted while it has
+	// not sent a byte. It does not suit protocols in which the server speaks first.
+	// Zero disables it.
 	SilentFor time.Duration
-	// Paths are HTTP paths of health checks, exact, or a prefix ending in "*".
+	// Paths are HTTP paths of health checks: exact ones, or prefixes that end in
+	// "*".
 	Paths []string
-	// UserAgents are words found in the User-Agent of health checks, ignoring
-	// case.
+	// UserAgents are words in the User-Agent header of health checks. Case is
+	// ignored.
 	UserAgents []string
-	// HealthStatus answers a health check of a sleeping instance; default 200.
+	// HealthStatus is the status with which a health check of a sleeping instance
+	// is answered; default 200.
 	HealthStatus int
 }
 
-// Validate returns all faults, joined.
+// Validate returns every fault, joined, or nil.
 func (n Noise) Validate() error {
 	var errs []error
 	if len(n.Sources)+len(n.Paths)+len(n.UserAgents) > maxNoiseRules {
@@ -61,7 +63,7 @@ func (n Noise) Validate() error {
 	return errors.Join(errs...)
 }
 
-// rules returns the name of every configured rule, as shown in Stats.
+// rules returns the names of all configured rules, as in Stats.
 func (n Noise) rules() []string {
 	var out []string
 	for _, p := range n.Sources {
@@ -81,7 +83,7 @@ func (n Noise) rules() []string {
 
 func (n Noise) silentRule() string { return "silent=" + n.SilentFor.String() }
 
-// source returns the rule that ignores this client, or "".
+// source returns the rule that applies to a client, or "".
 func (n Noise) source(a netip.Addr) string {
 	a = a.Unmap().WithZone("")
 	for _, p := range n.Sources {
@@ -92,7 +94,7 @@ func (n Noise) source(a netip.Addr) string {
 	return ""
 }
 
-// request returns the rule that ignores this HTTP request, or "".
+// request returns the rule that applies to an HTTP request, or "".
 func (n Noise) request(r *http.Request) string {
 	for _, p := range n.Paths {
 		prefix, wild := strings.CutSuffix(p, "*")

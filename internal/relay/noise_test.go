@@ -50,8 +50,8 @@ func TestNoiseFromASource(t *testing.T) {
 	if a := in.Activity(); a.Open != 0 || a.Ignored != 1 || !a.LastByte.IsZero() || !a.LastArrival.IsZero() {
 		t.Errorf("noise holds the instance: %+v", a)
 	}
-	// Its bytes do not wake a paused instance, and are delivered after a wake
-	// that something else caused.
+	// Bytes of the ignored connection do not wake a paused instance. They are
+	// delivered after something else has woken it.
 	in.Hold()
 	w.up.Store(false)
 	in.Sleep()

@@ -37,12 +37,12 @@ h1 { font-size: 1.4rem; margin: 0 0 .5rem; }
 `))
 
 func writePage(w io.Writer, p page) {
-	// The status was already sent; an error now means that the client is gone.
+	// The status has been sent already, so an error means that the client has gone.
 	_ = pageTemplate.Execute(w, p)
 }
 
-// waitingPage tells a browser to reload shortly. Its status is 503, so that it
-// is not mistaken for the application's answer.
+// waitingPage answers with a page that makes the browser reload shortly. Its status
+// is 503, so that the page is not mistaken for the application's answer.
 func (f *Front) waitingPage(w http.ResponseWriter, name string) {
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")

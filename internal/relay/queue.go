@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// waiter is one place in an instance's queue: a connection of an event loop (c)
-// or a goroutine (ch, with capacity for one answer).
+// waiter is a place in an instance's queue, either for a connection of an event
+// loop (c) or for a goroutine (ch, which has room for one result).
 type waiter struct {
 	prev, next *waiter
 	queued     bool
-	noise      bool // it neither requests a wake nor keeps one in progress
-	rounds     int  // how often it queued for the same purpose
+	noise      bool // whether it is noise, for which no wake is requested or continued
+	rounds     int  // how often it was queued for the same purpose
 	deadline   time.Time
 	arrival    Arrival
 	c          *conn
@@ -29,8 +29,8 @@ func (w *waiter) resume(err error) {
 	w.ch <- err
 }
 
-// queue is the list of waiters of one instance and the one wake requested for
-// them. Guarded by Instance.mu.
+// queue holds the waiters of one instance, and the wake in progress for them.
+// Guarded by Instance.mu.
 type queue struct {
 	first, last *waiter
 	asking      int // waiters that are not noise
@@ -75,7 +75,7 @@ func (q *queue) remove(w *waiter) {
 	}
 }
 
-// takeAll empties the list and returns it in order of arrival.
+// takeAll empties the queue and returns the waiters in order of arrival.
 func (q *queue) takeAll() []*waiter {
 	var all []*waiter
 	for w := q.first; w != nil; w = q.first {
@@ -85,9 +85,9 @@ func (q *queue) takeAll() []*waiter {
 	return all
 }
 
-// enqueue makes w wait for a wake, or for the gate and then a wake. The caller
-// has counted w as waiting in the gate and keeps that count whatever the answer
-// is. After an error w is not queued.
+// enqueue makes w wait for the gate to open and for a wake. The caller must have
+// counted w as waiting in the gate, and stays responsible for that count. After an
+// error w is not queued.
 func (in *Instance) enqueue(w *waiter) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -108,8 +108,7 @@ func (in *Instance) enqueue(w *waiter) error {
 	return nil
 }
 
-// dequeue removes w from the queue. It returns false if w's answer is already
-// in progress.
+// dequeue removes w from the queue. It returns false if w is already being resumed.
 func (in *Instance) dequeue(w *waiter) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -123,8 +122,8 @@ func (in *Instance) dequeue(w *waiter) bool {
 	return true
 }
 
-// kick starts a wake if a connection waits for one and none is in progress. The
-// caller holds the lock.
+// kick starts a wake if a connection needs one and none is in progress. in.mu must
+// be held.
 func (in *Instance) kick() {
 	if in.q.flying || in.q.asking == 0 || in.closed || in.gate.held() {
 		return
@@ -139,15 +138,15 @@ func (in *Instance) kick() {
 	in.flights.Go(func() { in.fly(ctx, arrival, rounds) })
 }
 
-// fly requests one wake and passes its outcome to every waiter.
+// fly requests one wake and passes its result to every waiter.
 func (in *Instance) fly(ctx context.Context, arrival Arrival, rounds int) {
 	err := in.wake(ctx, arrival, rounds)
 	in.mu.Lock()
 	in.q.cancel(nil)
 	in.q.flying = false
 	if err != nil && errors.Is(context.Cause(ctx), errAbandoned) {
-		// Connections that came after the last waiter had left still need a
-		// wake.
+		// Connections may have come after the last waiter had left. They still need
+		// a wake.
 		in.kick()
 		in.mu.Unlock()
 		return
@@ -162,9 +161,9 @@ func (in *Instance) fly(ctx context.Context, arrival Arrival, rounds int) {
 	}
 }
 
-// wake calls the waker once. A repeated call for the same waiter (Wake
-// succeeded, but Ready returned false) is delayed, so that a faulty waker costs
-// no CPU.
+// wake calls the waker once. It delays repeated calls for the same waiter, which
+// happen if Wake succeeds but Ready returns false, so that a faulty waker does not
+// use up the CPU.
 func (in *Instance) wake(ctx context.Context, arrival Arrival, rounds int) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, in.opt.WakeTimeout)
 	defer cancel()

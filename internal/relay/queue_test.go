@@ -17,12 +17,13 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// slowWaker wakes when the test says so, or when the wake is canceled.
+// slowWaker returns a waker whose wakes last until the test sends a result on wake,
+// or until they are canceled, which it reports on ended.
 func slowWaker(b Backend) (w *switchWaker, wake chan error, ended chan error) {
 	w = &switchWaker{b: b}
 	wake, ended = make(chan error, 1), make(chan error, 1024)
 	w.onWake = func(ctx context.Context, _ Arrival) error {
-		if w.up.Load() { // used for a client whose first connection to it failed
+		if w.up.Load() { // the instance is up already, and a client's first connection to it failed
 			w.calls.Add(-1)
 			return nil
 		}
@@ -88,8 +89,9 @@ func TestOneOfTwoClientsLeaves(t *testing.T) {
 	}
 }
 
-// As with "echo hello | nc -N host port": the client's end comes right after
-// its data, long before the backend is up.
+// TestHalfClosedClientWithDataIsServed checks that a client whose FIN comes right
+// after its data, long before the backend is up, is answered, as with "echo hello |
+// nc -N host port".
 func TestHalfClosedClientWithDataIsServed(t *testing.T) {
 	w, wake, ended := slowWaker(serveTCP(t, echoAll))
 	in, addr := expose(t, startRouter(t), w, Options{})
@@ -97,7 +99,7 @@ func TestHalfClosedClientWithDataIsServed(t *testing.T) {
 	_, _ = c.Write([]byte("hello"))
 	_ = c.CloseWrite()
 	waittest.Until(t, "it waits", func() bool { return w.calls.Load() == 1 })
-	// A second client makes the loops turn; the first must not be dropped then.
+	// A second client makes the loops run, which must not drop the first one.
 	other := dialTo(t, addr)
 	waittest.Until(t, "both wait", func() bool { return in.Activity().Waiting == 2 })
 	other.Close()
@@ -171,8 +173,8 @@ func TestFailedWakeClosesCleanlyWithItsReason(t *testing.T) {
 	}
 }
 
-// A client that has sent its request, and continues sending, sees an end and no
-// reset.
+// TestFailedWakeResetsNoClient checks that a client that has sent its request, and
+// may still be sending, sees an end of the connection and no reset.
 func TestFailedWakeResetsNoClient(t *testing.T) {
 	w, wake, _ := slowWaker(Backend{})
 	r := startRouter(t)
@@ -204,7 +206,8 @@ func TestFailedWakeResetsNoClient(t *testing.T) {
 	waittest.Until(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
 }
 
-// One that never ends is not waited for.
+// TestClientThatStaysAfterAFailedWakeIsClosed checks that a client that never
+// closes its side is disconnected.
 func TestClientThatStaysAfterAFailedWakeIsClosed(t *testing.T) {
 	w := &switchWaker{onWake: func(context.Context, Arrival) error { return errors.New("no") }}
 	_, addr := expose(t, startRouter(t), w, Options{})
@@ -229,8 +232,8 @@ func TestPanickingWakeIsAFailedWake(t *testing.T) {
 	}
 }
 
-// A waker that reports up while Ready returns false must neither spin nor hold
-// the client forever.
+// TestWakeWithoutReadyGivesUp checks that a waker whose Wake succeeds while Ready
+// returns false neither uses up the CPU nor keeps the client forever.
 func TestWakeWithoutReadyGivesUp(t *testing.T) {
 	w := &switchWaker{onWake: func(context.Context, Arrival) error { return nil }}
 	in, addr := expose(t, startRouter(t), w, Options{WakeTimeout: 300 * time.Millisecond})

@@ -6,24 +6,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flow is one direction of a relayed connection. Small pieces are copied
-// through the loop's buffer: one read and one write. A read that fills the
-// buffer indicates a bulk transfer, which is spliced through a pipe from then
-// on until it slows down.
+// flow is one direction of a relayed connection. Small amounts of data are copied
+// through the loop's buffer, with one read and one write. A read that fills the
+// buffer indicates a bulk transfer: from then on data is spliced through a pipe,
+// until little arrives.
 type flow struct {
 	readable bool // the source may have bytes or be at its end
 	blocked  bool // the destination's buffer was full
-	hup      bool // the source's end or an error follows its bytes
-	eof      bool // the source ended
-	reset    bool // it ended by a reset
-	shut     bool // the end was passed on; nothing more will be transferred
+	hup      bool // after its bytes, the source has an end or an error
+	eof      bool // the source has ended
+	reset    bool // the source has ended by a reset
+	shut     bool // the end has been passed on; nothing more will be transferred
 
-	rest   []byte // copied and not yet written; a window of *buf
+	rest   []byte // bytes read and not yet written; part of *buf
 	buf    *[]byte
 	bulk   bool
 	pipe   *pipe
 	piped  int
-	copied bool // splice does not work here
+	copied bool // splice does not work for these sockets
 }
 
 func (f *flow) stuck() bool { return len(f.rest) > 0 || f.piped > 0 }
@@ -41,9 +41,9 @@ func (f *flow) free(lp *loop) {
 
 var restBuffers = sync.Pool{New: func() any { b := make([]byte, copyBuffer); return &b }}
 
-// relay starts to transfer bytes. The client is read before it is registered,
-// because often its request is already there. Registering later loses nothing:
-// the kernel then reports what is readable.
+// relay starts to transfer bytes. It reads from the client before registering it
+// with epoll, because its request has often arrived already. No event is lost:
+// registering reports what is readable then.
 func (c *conn) relay() {
 	c.phase = phaseRelaying
 	if !c.noise {
@@ -103,8 +103,8 @@ func (f *flow) idle() bool {
 	return f.shut || (!f.stuck() && !f.readable && !f.eof) || (f.stuck() && f.blocked)
 }
 
-// moveUp transfers bytes, or the end, to the backend. If the backend is held or
-// asleep, they stay with the client's kernel and request a wake.
+// moveUp transfers bytes, or the end of the client's data, to the backend. If the
+// backend is held or asleep, the bytes stay in the kernel, and a wake is requested.
 func (c *conn) moveUp() {
 	if c.parked || c.up.idle() {
 		return
@@ -133,8 +133,8 @@ func (c *conn) moveUp() {
 		c.owed.Store(true)
 	}
 	if broken {
-		// The backend accepts no more. What it sent before is still delivered,
-		// and its own end closes the connection.
+		// The backend accepts no more bytes. What it has sent before is still
+		// delivered, and its own end closes the connection.
 		c.up.free(c.loop)
 		c.up.shut = true
 		c.down.readable, c.down.hup = true, true
@@ -163,7 +163,7 @@ func (c *conn) moveDown() {
 	}
 }
 
-// abort ends the connection with a reset towards fd.
+// abort ends the connection, with a reset for fd.
 func (c *conn) abort(fd int) {
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	c.drop()
@@ -181,8 +181,8 @@ func (c *conn) park() {
 		return
 	}
 	if c.noise && !c.in.gate.shut() {
-		// The gate opened between the check and the queue: nothing else would
-		// release this connection.
+		// The gate has opened between the check and the queueing. Nothing else
+		// would resume this connection.
 		if c.in.dequeue(&c.w) {
 			c.loop.post(message{c: c})
 		}
@@ -197,8 +197,8 @@ func (c *conn) unpark() {
 	}
 }
 
-// move transfers the available bytes, at most one turn's. broken reports that
-// the destination failed; a failure of the source is its end.
+// move transfers the available bytes, at most one turn's. broken reports that the
+// destination has failed. A failure of the source counts as its end.
 func (c *conn) move(f *flow, src, dst int) (moved int, broken bool) {
 	for {
 		if f.stuck() {
@@ -243,8 +243,9 @@ func (c *conn) nextTurn() {
 	}
 }
 
-// passEnd shuts down the destination for writing. If the other direction has
-// ended too, the close that follows at once does that.
+// passEnd marks f as ended and shuts down the destination for writing. The latter
+// is not needed if the other direction has ended too or the source was reset,
+// because the connection is then closed at once.
 func (c *conn) passEnd(f *flow, dst int) {
 	other := &c.up
 	if f == other {
@@ -257,7 +258,7 @@ func (c *conn) passEnd(f *flow, dst int) {
 	}
 }
 
-// sourceSaid updates the state of the flow after a read.
+// sourceSaid updates the flow after a read from the source.
 func (f *flow) sourceSaid(n int, err error, full int) {
 	switch {
 	case err == unix.EAGAIN:
@@ -268,12 +269,12 @@ func (f *flow) sourceSaid(n int, err error, full int) {
 	case n == 0:
 		f.eof = true
 	case n < full && !f.hup:
-		// Later data causes another edge.
+		// Data that arrives later causes another edge.
 		f.readable = false
 	}
 }
 
-// copyOnce reads once and writes once. The error is the destination's.
+// copyOnce reads and writes once. It returns errors of the destination only.
 func (c *conn) copyOnce(f *flow, src, dst int) (int, error) {
 	buf := c.loop.buf
 	n, err := sysRead(src, buf)
@@ -301,7 +302,7 @@ func (c *conn) copyOnce(f *flow, src, dst int) (int, error) {
 	return m, nil
 }
 
-// flush writes the bytes that were read from the source before.
+// flush writes the bytes that were read from the source and are not yet written.
 func (c *conn) flush(f *flow, dst int) (int, error) {
 	moved := 0
 	for f.stuck() {
@@ -340,8 +341,8 @@ func (c *conn) flush(f *flow, dst int) (int, error) {
 	return moved, nil
 }
 
-// fill splices from the source into the pipe, which is empty. When little
-// arrives the flow returns to copying.
+// fill splices from the source into the pipe, which must be empty. If little
+// arrives, the flow returns to copying.
 func (c *conn) fill(f *flow, src int) {
 	if f.pipe == nil {
 		if f.pipe = c.loop.getPipe(); f.pipe == nil {
@@ -355,8 +356,8 @@ func (c *conn) fill(f *flow, src int) {
 		f.bulk, f.copied = false, true
 		return
 	}
-	// A short splice does not mean that the source is empty: a pipe holds a
-	// limited number of pieces, however small. Only EAGAIN means that.
+	// A short splice does not mean that the source is empty, because a pipe holds a
+	// limited number of buffers however small they are. Only EAGAIN means that.
 	f.sourceSaid(n, err, 0)
 	f.piped = n
 	c.pending.Add(int32(n))
@@ -369,14 +370,14 @@ func (c *conn) fill(f *flow, src int) {
 	}
 }
 
-// wantWritable registers dst for the edge that reports free buffer space.
+// wantWritable registers dst for the edge that reports free space in its buffer.
 func (c *conn) wantWritable(dst int) {
 	out, watched := &c.cOut, c.watched
 	if dst == c.bfd {
 		out, watched = &c.bOut, c.bWatched
 	}
 	if !watched {
-		// Registered at the end of relay, which reports free space as well.
+		// relay registers dst at its end, and registering reports free space too.
 		if c.loop.watch(dst, c, edges|unix.EPOLLOUT) == nil {
 			*out = true
 			c.watched, c.bWatched = c.watched || dst == c.cfd, c.bWatched || dst == c.bfd
@@ -408,14 +409,16 @@ func (lp *loop) getPipe() *pipe {
 		return nil
 	}
 	p := &pipe{r: fds[0], w: fds[1], size: copyBuffer}
-	// Beyond the user's pipe allowance, the default size must do.
+	// A user has a limit for the memory of pipes. Beyond it, the default size must
+	// do.
 	if n, err := unix.FcntlInt(uintptr(p.w), unix.F_SETPIPE_SZ, pipeSize); err == nil {
 		p.size = n
 	}
 	return p
 }
 
-// putPipe keeps an empty pipe for the next transfer.
+// putPipe keeps a pipe for the next transfer if it is empty, and closes it
+// otherwise.
 func (lp *loop) putPipe(p *pipe, empty bool) {
 	if !empty || len(lp.pipes) >= keepPipes {
 		p.close()

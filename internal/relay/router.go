@@ -15,7 +15,7 @@ import (
 // Config configures a Router. The zero value works.
 type Config struct {
 	Loops int          // event loops, one thread each; default one per CPU, at most 4
-	Log   *slog.Logger // default: discards
+	Log   *slog.Logger // default: no log
 }
 
 // Router carries the connections of all instances of a host.
@@ -28,8 +28,8 @@ type Router struct {
 	closed    bool
 }
 
-// New opens the event loops. Run must be called to carry connections; it closes
-// the loops' descriptors when it returns.
+// New opens the event loops. Run must be called to carry connections, and to close
+// the loops' descriptors.
 func New(cfg Config) (*Router, error) {
 	n := cfg.Loops
 	if n == 0 {
@@ -91,7 +91,8 @@ func (r *Router) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Add adds an instance. Its name must be unique among those not closed.
+// Add adds an instance. Its name must differ from those of all instances that are
+// not closed.
 func (r *Router) Add(name string, w Waker, opt Options) (*Instance, error) {
 	opt, err := opt.withDefaults()
 	if err != nil {
@@ -111,9 +112,9 @@ func (r *Router) Add(name string, w Waker, opt Options) (*Instance, error) {
 	return in, nil
 }
 
-// Unlisten closes every listener and leaves open connections and waiting
-// clients as they are. New clients wait in the backlog if another process has
-// the socket too, and are refused otherwise.
+// Unlisten closes every listener, and leaves open connections and waiting clients
+// as they are. New clients wait in the backlog if another process has the socket
+// too; otherwise they are refused.
 func (r *Router) Unlisten() {
 	r.mu.Lock()
 	all := slices.Collect(maps.Values(r.instances))
@@ -131,7 +132,8 @@ func (r *Router) remove(in *Instance) {
 	}
 }
 
-// Close closes every instance (see [Instance.Close]) and accepts no new one.
+// Close closes every instance (see [Instance.Close]). No instance can be added
+// afterwards.
 func (r *Router) Close(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true
@@ -149,7 +151,7 @@ func (r *Router) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Listener is one exposed port. It ends with its instance.
+// Listener is one exposed port of an instance. It is closed with the instance.
 type Listener struct {
 	in   *Instance
 	port int
@@ -164,10 +166,10 @@ type Listener struct {
 // Addr returns the listening address.
 func (l *Listener) Addr() net.Addr { return l.ln.Addr() }
 
-// Listen relays connections accepted on ln to the backend of port, which is the
-// caller's name for it and is passed to Ready and Wake. It takes ownership of
-// ln. A *net.TCPListener is carried by the event loops; any other listener by
-// goroutines.
+// Listen relays connections accepted on ln to the instance's backend. port is the
+// caller's name for the listener, and is passed to Ready and Wake. Listen takes
+// ownership of ln. Event loops carry the connections of a *net.TCPListener,
+// goroutines those of any other listener.
 func (in *Instance) Listen(ln net.Listener, port int) (*Listener, error) {
 	l := &Listener{in: in, port: port, ln: ln, fd: -1}
 	in.mu.Lock()

@@ -25,12 +25,12 @@ import (
 
 const waitLimit = waittest.Timeout
 
-// switchWaker is an instance whose state the test sets.
+// switchWaker is the waker of an instance whose state the test sets.
 type switchWaker struct {
 	b       Backend
 	up      atomic.Bool
 	calls   atomic.Int64
-	onWake  func(ctx context.Context, a Arrival) error // if nil, the instance comes up
+	onWake  func(ctx context.Context, a Arrival) error // if nil, wakes succeed
 	mu      sync.Mutex
 	arrived []Arrival
 }
@@ -51,13 +51,13 @@ func (w *switchWaker) Wake(ctx context.Context, a Arrival) error {
 	return nil
 }
 
-// TestMain holds the package to leaving no goroutine behind.
+// TestMain checks that the package's tests leave no goroutine behind.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	before := runtime.NumGoroutine()
 	code := m.Run()
 	if flag.Lookup("test.fuzz").Value.String() != "" {
-		os.Exit(code) // the fuzzing engine leaves goroutines
+		os.Exit(code) // without the check, because the fuzzing engine leaves goroutines
 	}
 	if left := waittest.Goroutines(before); code == 0 && left != "" {
 		os.Stderr.WriteString(left)
@@ -79,7 +79,7 @@ func loopback(t *testing.T) *net.TCPListener {
 	return ln.(*net.TCPListener)
 }
 
-// serveTCP runs a backend until the test ends, and waits for it to end.
+// serveTCP runs a backend until the end of the test.
 func serveTCP(t *testing.T, serve func(*net.TCPConn)) Backend {
 	t.Helper()
 	ln := loopback(t)
@@ -126,7 +126,7 @@ func startRouter(t *testing.T) *Router {
 	return r
 }
 
-// expose adds one instance with one port and answers its address.
+// expose adds an instance with one port and returns the port's address.
 func expose(t *testing.T, r *Router, w Waker, opt Options) (*Instance, string) {
 	t.Helper()
 	in, err := r.Add("web", w, opt)
@@ -145,15 +145,16 @@ func dialTo(t *testing.T, addr string) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
-// planes runs a test over the event loops and over the goroutine path.
+// planes runs a test once with a backend on the event loops, and once with one that
+// is reached through Dial, by goroutines.
 func planes(t *testing.T, test func(t *testing.T, wrap func(Backend) Backend)) {
 	t.Run("loops", func(t *testing.T) { test(t, func(b Backend) Backend { return b }) })
 	t.Run("dial", func(t *testing.T) {
 		test(t, func(b Backend) Backend {
 			to := b.Addr.String()
 			b.Dial = func(ctx context.Context) (net.Conn, error) {
-				// Loopback answers immediately, so a slow machine does not turn
-				// the answer into a timeout.
+				// A dial over loopback needs no timeout. With one, the test would
+				// fail on a slow machine.
 				var d net.Dialer
 				return d.DialContext(context.WithoutCancel(ctx), "tcp", to)
 			}
@@ -213,8 +214,8 @@ func TestBulkIsCarriedUnchanged(t *testing.T) {
 	})
 }
 
-// A client that reads slowly must not lose bytes, and others must be served
-// meanwhile.
+// TestSlowReaderBlocksNobodyElse checks that a client that reads slowly loses no
+// bytes, and that others are served meanwhile.
 func TestSlowReaderBlocksNobodyElse(t *testing.T) {
 	const size = 16 << 20
 	w := &switchWaker{b: serveTCP(t, func(c *net.TCPConn) {
@@ -251,7 +252,7 @@ func TestHalfCloseBothWays(t *testing.T) {
 	planes(t, func(t *testing.T, wrap func(Backend) Backend) {
 		served := make(chan string, 1)
 		w := &switchWaker{b: wrap(serveTCP(t, func(c *net.TCPConn) {
-			// The server ends its side first, and reads on.
+			// The server shuts down its sending side first, and continues to read.
 			_, _ = c.Write([]byte("greeting"))
 			_ = c.CloseWrite()
 			b, _ := io.ReadAll(c)
@@ -316,8 +317,8 @@ func TestResetIsPassedOn(t *testing.T) {
 	})
 }
 
-// The answer given before a backend turned away the rest of the request must
-// still arrive.
+// TestAnswerBeforeTheEndOfTheRequest checks that an answer arrives that a backend
+// has sent before it refused the rest of the request.
 func TestAnswerBeforeTheEndOfTheRequest(t *testing.T) {
 	w := &switchWaker{b: serveTCP(t, func(c *net.TCPConn) {
 		var b [1]byte
@@ -384,7 +385,7 @@ func TestBackendThatNeverListens(t *testing.T) {
 }
 
 // TestRefusalOutlivesTheTimeout checks that, if the timeout expires during an
-// attempt, the reported failure is that of the previous attempt.
+// attempt, the failure of the previous attempt is reported.
 func TestRefusalOutlivesTheTimeout(t *testing.T) {
 	attempts := 0
 	w := &switchWaker{b: Backend{Dial: func(ctx context.Context) (net.Conn, error) {

@@ -10,23 +10,23 @@ import (
 
 // Stats counts the outcomes of an instance's clients since it was added.
 type Stats struct {
-	Accepted    uint64 // connections accepted and HTTP requests routed here
-	Relayed     uint64 // of those, the ones that reached the backend
-	Waiting     int    // now
+	Accepted    uint64 // accepted connections, and HTTP requests routed to the instance
+	Relayed     uint64 // those that reached the backend
+	Waiting     int    // clients that wait at present
 	Wakes       uint64 // requested wakes
 	WakesFailed uint64
 	Gone        uint64 // clients that left while they waited
 	Refused     uint64 // rejected because the queue, or the listener's limit, was full
-	Unreachable uint64 // the backend did not accept although it was ready
+	Unreachable uint64 // clients whose ready backend did not accept them
 	Panics      uint64
 
 	LastFailure   string // the last failed wake or dial; "" for none
 	LastFailureAt time.Time
 
-	Ignored []IgnoredBy // noise, by rule; empty if no rule is set
+	Ignored []IgnoredBy // traffic ignored by each noise rule; empty if no rule is set
 }
 
-// IgnoredBy counts the traffic that one noise rule filtered out.
+// IgnoredBy counts the traffic that one noise rule has ignored.
 type IgnoredBy struct {
 	Rule       string // as configured
 	Count      uint64

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// stream is a connection carried by goroutines: its listener or its backend is
-// not a kernel socket.
+// stream is a connection carried by goroutines, because its listener or its backend
+// is not a kernel socket.
 type stream struct {
 	track
 	in     *Instance
@@ -67,8 +67,8 @@ func (s *stream) remote() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// serve carries the connection to its end. have reports that b was already
-// obtained and that the connection is counted as inside.
+// serve carries the connection to its end. have means that b is already known and
+// that the connection is counted as inside.
 func (s *stream) serve(b Backend, have bool) {
 	in := s.in
 	defer func() {
@@ -125,7 +125,7 @@ func (s *stream) carry(backend *gated) {
 	up.Wait()
 }
 
-// copyHalf copies one direction including its end. An error ends both.
+// copyHalf copies src to dst, and passes on its end. An error closes both.
 func (s *stream) copyHalf(dst, src net.Conn) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -136,7 +136,7 @@ func (s *stream) copyHalf(dst, src net.Conn) {
 	}()
 	buf := restBuffers.Get().(*[]byte)
 	defer restBuffers.Put(buf)
-	// The wrappers keep io.CopyBuffer from looking for shortcuts around them.
+	// The wrappers hide ReadFrom and WriteTo, which would bypass them.
 	_, err := io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, *buf)
 	if err == nil {
 		if half, ok := dst.(interface{ CloseWrite() error }); ok {
@@ -169,8 +169,8 @@ func (s *stream) askCut() {
 	}
 }
 
-// admit counts an arrival as inside and returns its backend, after a wake if
-// one is needed. After an error nothing remains counted.
+// admit counts an arrival as inside and returns its backend. It wakes the instance
+// first if necessary. After an error nothing remains counted.
 func (in *Instance) admit(ctx context.Context, a Arrival) (Backend, error) {
 	in.gate.lastArrival.Store(a.At.UnixNano())
 	w := &waiter{arrival: a, ch: make(chan error, 1)}
@@ -192,8 +192,8 @@ func (in *Instance) admit(ctx context.Context, a Arrival) (Backend, error) {
 	}
 }
 
-// waitFor queues w and waits for its answer. After errShowPage the place in the
-// queue and the count as waiting remain, and end by themselves.
+// waitFor queues w and waits until it is resumed. After errShowPage, w stays in the
+// queue and counted as waiting; linger ends that.
 func (in *Instance) waitFor(ctx context.Context, w *waiter) error {
 	if err := in.enqueue(w); err != nil {
 		if errors.Is(err, ErrQueueFull) {
@@ -220,16 +220,17 @@ func (in *Instance) waitFor(ctx context.Context, w *waiter) error {
 	}
 }
 
-// dialBackend connects, and retries while the backend refuses. It returns the
-// last error of the backend if there was one, because that says more than a
-// timeout.
+// dialBackend connects to the backend, and retries while that refuses. After a
+// timeout it returns the backend's last error, if there is one, because that says
+// more.
 func (in *Instance) dialBackend(ctx context.Context, b Backend, port int) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, in.opt.DialTimeout)
 	defer cancel()
 	dial := b.Dial
 	if dial == nil {
 		dial = func(ctx context.Context) (net.Conn, error) {
-			// Backends are on this machine, so the kernel reports their end.
+			// The backend is on this machine, so its kernel reports its end without
+			// keepalive.
 			d := net.Dialer{KeepAlive: -1}
 			return d.DialContext(ctx, "tcp", b.Addr.String())
 		}
@@ -253,14 +254,14 @@ func (in *Instance) dialBackend(ctx context.Context, b Backend, port int) (net.C
 	}
 }
 
-// gated is a backend connection whose writes pass the gate. While the backend
-// is held or asleep they wait, and request a wake.
+// gated is a backend connection whose writes pass the gate. While the backend is
+// held or asleep, they wait, and a wake is requested.
 type gated struct {
 	net.Conn
 	in     *Instance
 	port   int
 	remote netip.AddrPort
-	track  atomic.Pointer[track] // the connection or request that the bytes belong to
+	track  atomic.Pointer[track] // the connection or request whose bytes are being written
 }
 
 func (g *gated) Read(p []byte) (int, error) {
@@ -297,8 +298,7 @@ func (g *gated) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite passes the gate as well: the backend must see the end when it is
-// awake.
+// CloseWrite passes the gate too, because the backend must be awake to see the end.
 func (g *gated) CloseWrite() error {
 	half, ok := g.Conn.(interface{ CloseWrite() error })
 	if !ok {
@@ -322,7 +322,7 @@ func (g *gated) leave(moved, noise bool) {
 	}
 }
 
-// pass returns once bytes may be sent, inside a section that leave ends.
+// pass returns once the caller may send bytes. The caller must then call leave.
 func (g *gated) pass(noise bool) error {
 	in := g.in
 	if noise {

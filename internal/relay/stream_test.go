@@ -14,8 +14,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// A listener that is no TCP socket is carried by goroutines, from its first
-// byte to both half-closes.
+// TestOtherListeners checks that a listener that is not a TCP socket is served by
+// goroutines, from the first byte to both half-closes.
 func TestOtherListeners(t *testing.T) {
 	w := &switchWaker{b: serveTCP(t, echoAll)}
 	in, err := startRouter(t).Add("web", w, Options{})
@@ -43,13 +43,14 @@ func TestOtherListeners(t *testing.T) {
 	waittest.Until(t, "nothing is open", func() bool { return in.Activity().Open == 0 })
 }
 
-// Sleeping instances and open connections cost no goroutine each.
+// TestNoGoroutinePerInstanceOrConnection checks that neither a sleeping instance
+// nor an open connection needs a goroutine.
 func TestNoGoroutinePerInstanceOrConnection(t *testing.T) {
 	r := startRouter(t)
 	w := &switchWaker{b: serveTCP(t, echoAll)}
 	w.up.Store(true)
 	_, addr := expose(t, r, w, Options{})
-	const own = 8 // the loops and the listener's may only just be starting
+	const own = 8 // those of the loops and of the listener may not have started yet
 	before := runtime.NumGoroutine()
 	for i := range 300 {
 		in, err := r.Add(fmt.Sprint("asleep-", i), &switchWaker{}, Options{})
@@ -67,7 +68,7 @@ func TestNoGoroutinePerInstanceOrConnection(t *testing.T) {
 		fmt.Fprint(c, "x")
 		errtest.Get(io.ReadFull(c, make([]byte, 1)))(t)
 	}
-	// The echo server in this process has one for each connection.
+	// The echo server in this process needs one per connection.
 	if n := runtime.NumGoroutine() - before; n > conns+own {
 		t.Errorf("%d connections cost %d goroutines beside the server's", conns, n-conns)
 	}

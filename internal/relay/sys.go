@@ -8,9 +8,9 @@ import (
 )
 
 // The calls below are made for every connection or every piece of data, on
-// nonblocking descriptors, and take microseconds. They bypass the scheduler,
-// which would cost more than some of the calls themselves. Only the wait for
-// events, which may take long, involves it.
+// nonblocking descriptors, and take microseconds. They bypass the Go scheduler,
+// whose involvement would cost more than some of the calls. Only the wait for
+// events, which can take long, involves it.
 
 func sysRead(fd int, b []byte) (int, error) {
 	n, _, e := syscall.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
@@ -33,7 +33,7 @@ func result(n uintptr, e syscall.Errno) (int, error) {
 	case 0:
 		return int(n), nil
 	case unix.EAGAIN:
-		return -1, unix.EAGAIN // an error constant, which needs no allocation
+		return -1, unix.EAGAIN // a constant, so that no memory is allocated
 	case unix.EINTR:
 		return -1, unix.EINTR
 	}
@@ -56,7 +56,7 @@ func sysNoDelay(fd int) {
 		uintptr(unsafe.Pointer(&one)), 4, 0)
 }
 
-// sysPoll fills events with those that are already pending.
+// sysPoll fills events with those that are pending, without waiting.
 func sysPoll(ep int, events []unix.EpollEvent) int {
 	n, _, e := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(unsafe.SliceData(events))),
 		uintptr(len(events)), 0, 0, 0)

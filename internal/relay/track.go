@@ -2,14 +2,14 @@ package relay
 
 import "sync/atomic"
 
-// track is an open connection as seen by OpenSince, Cut and Close: a link in
-// its instance's ring. It exists from accept to close.
+// track is an open connection as OpenSince, Cut and Close see it: a link in the
+// ring of its instance, from accept to close.
 type track struct {
 	prev, next *track
 	noise      bool
-	last       atomic.Int64 // unix nanoseconds of the last byte or of the accept
+	last       atomic.Int64 // time of the last byte, or of the accept, in unix nanoseconds
 	pending    atomic.Int32 // bytes read from one side and not yet written to the other
-	owed       atomic.Bool  // the backend got bytes and has sent none since
+	owed       atomic.Bool  // the backend has sent nothing since it got the last bytes
 	owner      interface{ askCut() }
 }
 
