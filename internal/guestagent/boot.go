@@ -19,7 +19,7 @@ import (
 
 // Paths in the guest's initramfs.
 const (
-	ModuleDir  = "/lib/lull" // modules and the file "order" with their load order
+	ModuleDir  = "/lib/lull" // the modules, and the file "order", which lists them in load order
 	PortName   = "lull.0"    // the virtio-serial port of the control channel
 	rootDir    = "/newroot"
 	upperDir   = "/upper"
@@ -28,18 +28,18 @@ const (
 	bootLimit  = 30 * time.Second // wait for a device to appear
 )
 
-// Plan is the boot configuration from the kernel's command line.
+// Plan is the boot configuration in the kernel's command line.
 type Plan struct {
 	Address  netip.Prefix // lull.ip: the guest's address in its network
 	Gateway  netip.Addr   // lull.gw
 	Resolver netip.Addr   // lull.dns
-	Root     string       // lull.root: block device with the workload's files; empty runs in the initramfs
-	Upper    string       // lull.upper: block device for changes to them; empty keeps changes in memory
+	Root     string       // lull.root: block device with the workload's files; if empty, the workload runs in the initramfs
+	Upper    string       // lull.upper: block device for changes to those files; if empty, changes are kept in memory
 	Name     string       // lull.host: host name
 	Timer    string       // lull.timer: the timer that the kernel must use; empty accepts any
 }
 
-// ParsePlan parses the kernel's command line. Unrelated words are ignored.
+// ParsePlan parses the kernel's command line. It ignores other parameters.
 func ParsePlan(cmdline string) (Plan, error) {
 	var p Plan
 	var errs []error
@@ -76,8 +76,7 @@ func device(name string) (string, error) {
 	return name, nil
 }
 
-// Boot initializes the guest as process 1 and returns the configuration for the
-// Harness that serves it.
+// Boot initializes the guest as process 1. It returns the configuration for New.
 func Boot() (Config, error) {
 	if err := mountBasics(); err != nil {
 		return Config{}, err
@@ -90,7 +89,7 @@ func Boot() (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	if err := checkTimer(p.Timer, timerInUse); err != nil { // before anything that waits
+	if err := checkTimer(p.Timer, timerInUse); err != nil { // before the steps that wait for devices
 		return Config{}, err
 	}
 	if err := loadModules(ModuleDir); err != nil {
@@ -109,8 +108,9 @@ func Boot() (Config, error) {
 		return Config{}, err
 	}
 	if p.Address.IsValid() {
-		// The guest's network has no IPv6; neighbor discovery would only delay a guest
-		// that was just restored. Programs can still listen on [::], and lo has ::1.
+		// The guest's network has no IPv6, and neighbor discovery would only delay
+		// a guest that has just been restored. Programs can still listen on [::],
+		// and lo has ::1.
 		if err := setKernel("net/ipv6/conf/eth0/disable_ipv6", "1"); err != nil {
 			return Config{}, err
 		}
@@ -124,7 +124,7 @@ func Boot() (Config, error) {
 		}
 		cfg.Root, cfg.Socket = rootDir, filepath.Join(rootDir, socketPath)
 	}
-	// As in containers, an unprivileged user may listen on port 80.
+	// Any user may listen on low ports such as 80, as in containers.
 	if err := setKernel("net/ipv4/ip_unprivileged_port_start", "0"); err != nil {
 		return Config{}, err
 	}
@@ -141,15 +141,15 @@ func Boot() (Config, error) {
 	return cfg, err
 }
 
-// timerInUse names the timer of the first CPU.
+// timerInUse is the file with the name of the first CPU's timer.
 const timerInUse = "/sys/devices/system/clockevents/clockevent0/current_device"
 
-// checkTimer returns an error if the file inUse names another timer than want.
-// Any timer is accepted if want is empty, or if the kernel has no such file.
+// checkTimer returns an error if the file inUse names another timer than want. It
+// accepts any timer if want is empty or the kernel has no such file.
 //
-// A kernel measures its CPU's timer while it boots. If the host gives the guest no
-// time just then, the kernel rejects the timer until the next boot, and what it
-// uses instead can be wrong by seconds or stop.
+// A kernel measures its CPU's timer while it boots. If the host does not let the
+// guest run just then, the kernel rejects the timer until the next boot. What it
+// uses instead can be wrong by seconds, or stop.
 func checkTimer(want, inUse string) error {
 	if want == "" {
 		return nil
@@ -166,7 +166,8 @@ func checkTimer(want, inUse string) error {
 	return nil
 }
 
-// setKernel sets a parameter below /proc/sys, if the kernel has it.
+// setKernel sets a kernel parameter below /proc/sys. It ignores one that the kernel
+// does not have.
 func setKernel(name, value string) error {
 	err := os.WriteFile("/proc/sys/"+name, []byte(value), 0)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -213,13 +214,13 @@ func mountBasics() error {
 	return err
 }
 
-// openFiles are a program's soft and hard limits on open files, as container
-// runtimes set them.
+// openFiles holds a program's soft and hard limit on open files. Container runtimes
+// set the same.
 var openFiles = syscall.Rlimit{Cur: 1 << 16, Max: 1 << 19}
 
-// mountRoot mounts a writable layer over the read-only image and the kernel's
-// file systems into it. The layer is a disk with the changes of earlier boots, or
-// memory if there is none.
+// mountRoot mounts the read-only image with a writable layer over it, and the
+// kernel's file systems inside. The layer is the disk upper with the changes of
+// earlier boots or, if upper is empty, in memory.
 func mountRoot(device, upper string) error {
 	if err := await(device); err != nil {
 		return err
@@ -242,8 +243,8 @@ func mountRoot(device, upper string) error {
 	return mountAll(ms)
 }
 
-// mountUpper mounts the writable layer. A disk that cannot be mounted is an
-// error, so that existing data is never hidden by an empty layer.
+// mountUpper mounts the writable layer. It fails if the disk cannot be mounted, so
+// that an empty layer never hides existing data.
 func mountUpper(device string) error {
 	if device == "" {
 		return mountAll([]mount{{"tmpfs", upperDir, "tmpfs", "mode=755", 0}})
@@ -251,15 +252,15 @@ func mountUpper(device string) error {
 	if err := errors.Join(await(device), os.MkdirAll(upperDir, 0o755)); err != nil {
 		return err
 	}
-	// Discard returns freed blocks to the host. The inode tables of a new disk are
-	// already zero, so initializing them would only delay others.
+	// With discard, freed blocks are returned to the host. The inode tables of a
+	// new disk are already zero, so initializing them would only cause writes.
 	if err := unix.Mount(device, upperDir, "ext4", 0, "discard,noinit_itable"); err != nil {
 		return fmt.Errorf("cannot mount the disk with what the guest wrote: %w; the kernel says: %s", err, lastOf(kernelLog(), "("+filepath.Base(device)+")"))
 	}
 	return nil
 }
 
-// kernelLog returns the readable part of the kernel's log.
+// kernelLog returns the kernel's log, as far as it can be read.
 func kernelLog() string {
 	b := make([]byte, 256<<10)
 	n, err := unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, b)
@@ -269,7 +270,7 @@ func kernelLog() string {
 	return string(b[:n])
 }
 
-// lastOf returns the last line of a log that contains of.
+// lastOf returns the last line of log that contains of, or "".
 func lastOf(log, of string) (last string) {
 	last = "nothing"
 	for line := range strings.Lines(log) {
@@ -326,9 +327,9 @@ func rename(root, name, machine string) error {
 // ownHosts is the prefix of the line in etc/hosts that lull manages.
 const ownHosts = "127.0.0.1 localhost "
 
-// writeNames configures the resolver and the guest's own name. The image's
-// resolv.conf is replaced, because the guest cannot reach its servers; its hosts
-// file is kept.
+// writeNames configures the resolver and the guest's own name. It replaces the
+// image's resolv.conf, because the guest cannot reach those servers, and keeps the
+// image's hosts file.
 func writeNames(root string, p Plan) error {
 	r, err := os.OpenRoot(root)
 	if err != nil {
@@ -355,13 +356,13 @@ func writeNames(root string, p Plan) error {
 			return err
 		}
 	}
-	// A clone may find the entries of its source.
+	// The image's hosts file may have lull's entries of the guest that was cloned.
 	was, _ := r.ReadFile("etc/hosts") // unreadable means not managed by lull
 	return put("etc/hosts", ownHosts+p.Name+"\n", strings.HasPrefix(string(was), ownHosts) && strings.Count(string(was), "\n") == 1)
 }
 
-// loadModules loads the modules listed in the file "order", in that order.
-// Modules already loaded or built in are not an error.
+// loadModules loads the modules listed in the file "order", in that order. It
+// ignores modules that are already loaded or built in.
 func loadModules(dir string) error {
 	f, err := os.Open(filepath.Join(dir, "order"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -391,8 +392,8 @@ func loadModule(path string) error {
 	return nil
 }
 
-// openPort opens a virtio-serial port by name. It does not wait for the host;
-// reads return io.EOF while the host is disconnected.
+// openPort opens a virtio-serial port by name. It does not wait for the host: while
+// the host is disconnected, reads return io.EOF.
 func openPort(name string) (*os.File, error) {
 	deadline := time.Now().Add(bootLimit)
 	for {

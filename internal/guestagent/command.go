@@ -14,28 +14,29 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// maxCommands is the maximum number of concurrent commands, fewer than the calls
-// a channel serves, so that other calls always get through.
+// maxCommands is the maximum number of concurrent commands. It is lower than the
+// number of concurrent calls that a connection serves, so that other calls always
+// get through.
 const maxCommands = 16
 
-// command is a command running inside the guest, beside the workload.
+// command is a command in the guest that runs beside the workload.
 type command struct {
 	number uint64
-	host   *guest.Peer // waits for the result
+	host   *guest.Peer // the host that waits for the result
 	end    context.CancelFunc
 
-	credit *credit // of its output; nil if the host does not stream it
+	credit *credit // for the command's output; nil if the host does not stream it
 	kids   *children
 
 	// Guarded by commands.mu.
-	main   *process // nil until it runs
+	main   *process // nil until the command runs
 	tty    *os.File
-	input  []byte // that waits, at most one window
-	closed bool   // nothing follows
+	input  []byte // input that the command has not read yet, at most one window
+	closed bool   // no more input follows
 	some   chan struct{}
 }
 
-// credit is the number of bytes of a stream that may still be sent.
+// credit is the number of bytes that may still be sent on a stream.
 type credit struct {
 	mu   sync.Mutex
 	left int
@@ -55,8 +56,8 @@ func (c *credit) give(n int) {
 	c.more = make(chan struct{})
 }
 
-// take waits until at least one byte may be sent, and takes at most n. It returns 0
-// when ctx ends.
+// take waits until at least one byte may be sent. It takes up to n bytes of credit
+// and returns how many; 0 means that ctx has ended.
 func (c *credit) take(ctx context.Context, n int) int {
 	for {
 		c.mu.Lock()
@@ -74,8 +75,8 @@ func (c *credit) take(ctx context.Context, n int) int {
 	}
 }
 
-// feed queues input. A host that sends more than a window breaks the protocol, and
-// its command ends. The caller holds the lock of commands.
+// feed queues input for the command. If the host sends more than a window, it breaks
+// the protocol, and the command is killed. The lock of commands must be held.
 func (x *command) feed(n guest.InputNote) {
 	switch {
 	case x.closed:
@@ -90,20 +91,20 @@ func (x *command) feed(n guest.InputNote) {
 	}
 }
 
-// control carries out the host's request about a running command. The caller
-// holds the lock of commands.
+// control applies a signal or a terminal size from the host to the command. The
+// lock of commands must be held.
 func (x *command) control(n guest.ControlNote) {
 	switch {
 	case n.Signal != 0 && x.main != nil:
 		if n.Signal > 0 && n.Signal <= 64 {
-			_ = x.kids.signalGroup(x.main, syscall.Signal(n.Signal)) // it may have ended
+			_ = x.kids.signalGroup(x.main, syscall.Signal(n.Signal)) // fails if the command has ended
 		}
 	case x.tty != nil:
-		_ = pty.Resize(x.tty, n.Rows, n.Cols) // only fails when it is closed
+		_ = pty.Resize(x.tty, n.Rows, n.Cols) // fails only if the terminal is closed
 	}
 }
 
-// write passes input on to the command until it has ended.
+// write passes queued input on to the command until the command has ended.
 func (x *command) write(ctx context.Context, k *commands, to *os.File) {
 	for {
 		k.mu.Lock()
@@ -112,7 +113,7 @@ func (x *command) write(ctx context.Context, k *commands, to *os.File) {
 		k.mu.Unlock()
 		if len(b) > 0 {
 			if _, err := to.Write(b); err != nil {
-				return // it does not read anymore
+				return // the command has stopped reading
 			}
 			if x.host.Notify(guest.Taken, guest.TakenNote{Number: x.number, Bytes: len(b)}) != nil {
 				return
@@ -139,8 +140,8 @@ type commands struct {
 	all []*command
 }
 
-// enter admits x. The context ends when x is canceled or its host disconnects.
-// The caller must call leave.
+// enter admits x. live ends when x is canceled or its host disconnects. The caller
+// must call leave.
 func (k *commands) enter(ctx context.Context, x *command) (live context.Context, leave func(), err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -177,7 +178,7 @@ func (k *commands) cancel(match func(*command) bool) {
 	}
 }
 
-// with calls do for the command with that number, if it runs.
+// with calls do for the command with this number, if it runs.
 func (k *commands) with(number uint64, do func(*command)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -189,8 +190,9 @@ func (k *commands) with(number uint64, do func(*command)) {
 	}
 }
 
-// exec runs a command beside the workload, as its user, and waits for it. Output
-// is sent to the host as it appears. If the host cancels it, it is killed.
+// exec runs a command beside the workload, as the workload's user, and waits for
+// it. It sends output to the host as it appears. If the host cancels the command,
+// exec kills it.
 func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) (guest.ExecAnswer, error) {
 	if (len(c.Command) == 0) == (c.Files == "") {
 		return guest.ExecAnswer{}, errors.New("cannot run a command: want either a command or files")
@@ -214,7 +216,7 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 		dir = c.Dir
 	}
 	if c.Files != "" {
-		cred = nil // it runs as root
+		cred = nil // root needs no credentials
 	}
 	s, err := openStreams(c, cred)
 	if err != nil {
@@ -255,15 +257,15 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 	case <-p.over:
 	case <-ctx.Done():
 		if c.TTY {
-			s.close() // sends SIGHUP to what runs on it
+			s.close() // closing a terminal sends SIGHUP to the programs on it
 		}
-		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // its session, which may have ended
+		_ = syscall.Kill(-p.pid, syscall.SIGKILL) // kills the command's process group, which may have ended
 		<-p.over
 	}
-	if c.Files == "" { // a copy has no children
-		// A child that keeps a stream open must not delay the answer.
+	if c.Files == "" { // the process that copies files has no children
+		// A child that keeps the output open must not delay the answer.
 		for _, f := range s.out {
-			_ = f.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // it fails if the terminal was hung up
+			_ = f.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // fails for a terminal that was hung up
 		}
 	}
 	read.Wait()
@@ -271,7 +273,7 @@ func (h *Harness) exec(ctx context.Context, host *guest.Peer, c guest.ExecCall) 
 		Truncated: streams[0].cut || streams[1].cut}, nil
 }
 
-// begin tells the host that x runs, and starts to pass its input on.
+// begin tells the host that x runs, and starts to pass input on.
 func (k *commands) begin(ctx context.Context, x *command, p *process, s *streams, c guest.ExecCall) {
 	k.mu.Lock()
 	x.main = p
@@ -283,11 +285,11 @@ func (k *commands) begin(ctx context.Context, x *command, p *process, s *streams
 		go x.write(ctx, k, s.in)
 	}
 	if c.Stream {
-		_ = x.host.Notify(guest.Taken, guest.TakenNote{Number: x.number}) // an error means that the host has disconnected
+		_ = x.host.Notify(guest.Taken, guest.TakenNote{Number: x.number}) // fails if the host has disconnected
 	}
 }
 
-// streams are the standard streams of a command: pipes, or a terminal.
+// streams holds the standard streams of a command: pipes, or a terminal.
 type streams struct {
 	theirs [3]*os.File // the command's ends
 	in     *os.File    // ours; nil for no input
@@ -328,11 +330,11 @@ func openStreams(c guest.ExecCall, cred *syscall.Credential) (s *streams, err er
 	return s, nil
 }
 
-// given closes the command's ends.
+// given closes the command's ends, which the command now has.
 func (s *streams) given() {
 	for _, f := range s.theirs {
 		if f != nil {
-			f.Close() // a terminal more than once
+			f.Close() // a terminal is closed more than once; that error does not matter
 		}
 	}
 }

@@ -13,15 +13,16 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// startCopy starts the process that copies files. It runs this same binary, so that
-// a copy that waits for a disk or the workspace can be killed like a command.
+// startCopy starts a process that copies files. It runs this same binary. As a
+// process of its own, a copy that waits for a disk or the workspace can be killed
+// like a command.
 func (h *Harness) startCopy(c guest.ExecCall, stdio [3]*os.File) (*process, error) {
 	return h.kids.start("/proc/self/exe", []string{"lull-harness", "files", c.Files, h.cfg.Root, c.At},
 		&os.ProcAttr{Dir: "/", Files: stdio[:], Sys: &syscall.SysProcAttr{Setsid: true}})
 }
 
-// CopyFiles is the main function of that process. args are those of startCopy.
-// It returns the exit code.
+// CopyFiles is the main function of the process that startCopy starts. args are the
+// arguments from startCopy. It returns the exit code.
 func CopyFiles(args []string, in io.Reader, out, errs io.Writer) int {
 	err := copyFiles(args, in, out)
 	switch {

@@ -17,7 +17,7 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// TestMain is also the process that copies files.
+// TestMain also runs the process that copies files.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "files" {
 		os.Exit(CopyFiles(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
@@ -40,8 +40,8 @@ func archive(t *testing.T, name, content string) []byte {
 	return b.Bytes()
 }
 
-// TestCopyFiles checks that copies resolve links inside the root, and their exit
-// codes and owners.
+// TestCopyFiles checks that copies resolve links inside the root, the exit codes of
+// copies, and the owners of copied files.
 func TestCopyFiles(t *testing.T) {
 	root, outside := t.TempDir(), t.TempDir()
 	for _, err := range []error{
@@ -62,7 +62,7 @@ func TestCopyFiles(t *testing.T) {
 	for _, c := range []struct {
 		way, at string
 		code    int
-		made    string // below root
+		made    string // the path that must exist afterwards, below root
 	}{
 		{guest.FilesIn, "/inner", 0, "srv/f"},
 		{guest.FilesIn, "/inner/named", 0, "srv/named"},
@@ -99,11 +99,11 @@ func TestCopyFiles(t *testing.T) {
 	}
 }
 
-// TestExecCopiesFiles copies files through calls of the host.
+// TestExecCopiesFiles checks that the host can copy files with exec calls.
 func TestExecCopiesFiles(t *testing.T) {
 	h := begin(t, nil).connect(t)
 	dir := t.TempDir()
-	big := strings.Repeat("0123456789abcde\n", guest.Window/8) // more than a pipe and a window hold
+	big := strings.Repeat("0123456789abcde\n", guest.Window/8) // more than fits in a pipe and a window
 	errtest.None(t, os.WriteFile(filepath.Join(dir, "big"), []byte(big), 0o640))
 	if err := h.do(t, guest.Exec, guest.ExecCall{Files: guest.FilesOut, At: dir}, nil); err == nil {
 		t.Error("files were copied before the workload ran")
@@ -152,7 +152,7 @@ func TestExecCopiesFiles(t *testing.T) {
 		t.Errorf("the canceled copy ended with %+v", a)
 	}
 
-	// Calls of a later host are not carried out in part.
+	// A call with unknown, contradictory or missing fields is rejected as a whole.
 	mark := filepath.Join(dir, "mark")
 	for _, c := range []any{
 		map[string]any{"command": []string{"touch", mark}, "later": "x"},

@@ -1,15 +1,14 @@
-// Package guestagent is the guest agent, the first process in a microVM's
-// guest. It initializes the guest (modules, mounts, network), starts the one
-// workload when the host asks, forwards its output and measures its activity.
-// It answers the host over a virtio-serial port (messages in package
-// protocol/guest) and, if the host asks for it, over vsock. Its own messages
-// then go over vsock; the port stays usable.
+// Package guestagent is the guest agent, the first process in a microVM's guest. It
+// initializes the guest (modules, mounts, network), starts the one workload when
+// the host asks, forwards its output and measures its activity. It answers the host
+// over a virtio-serial port (messages in package protocol/guest) and, if the host
+// asks for it, over vsock. It then sends its own messages over vsock, and still
+// answers on the port.
 //
 // The workload never waits for the host: output that is not read is dropped and
-// counted. The guest agent's own activity does not count as use: readings are
-// those of the workload's control group and of the network card, which the
-// guest agent does not use. It restarts nothing and decides nothing; the host
-// does both.
+// counted. The guest agent's own activity does not count as use, because readings
+// are of the workload's control group, and of the network card, which the guest
+// agent does not use. It restarts nothing and decides nothing; the host does both.
 //
 // A host that reconnects finds the guest agent unchanged: the first call of
 // every connection is hello, whose answer says what runs or how it ended.
@@ -36,27 +35,27 @@ import (
 
 // Config configures a Harness. Tests replace the guest's paths.
 type Config struct {
-	Channel io.ReadWriter // to the host; io.EOF on read means that the host is disconnected
+	Channel io.ReadWriter // connection to the host; a read returns io.EOF while the host is disconnected
 	Proc    string        // default /proc
 	Sys     string        // default /sys
 	Root    string        // the workload's root directory; default /
 	Group   string        // existing control group (v2) of the workload; if empty, its CPU usage is unknown
 	Card    string        // the workload's network card; default eth0
 	Socket  string        // path of LULL_SOCKET; empty for none
-	SockEnv string        // the same path inside Root; default Socket
-	Init    bool          // running as process 1, which reaps orphans
+	SockEnv string        // path of the socket inside Root; default Socket
+	Init    bool          // runs as process 1, which must reap orphans
 	Log     *slog.Logger
 
-	SetClock func(time.Time) error            // default the kernel's
-	Rename   func(name, machine string) error // default the kernel's host name and the files of Root
-	Seed     func([]byte) error               // default the kernel's pool
-	PowerOff func() error                     // default the kernel's; a nil error ends Run
+	SetClock func(time.Time) error            // default: the kernel's clock
+	Rename   func(name, machine string) error // default: the kernel's host name and files of Root
+	Seed     func([]byte) error               // default: the kernel's random pool
+	PowerOff func() error                     // default: the kernel's; if it returns nil, Run returns
 
 	// DialHost connects to a vsock port of the host. By default it loads the
 	// modules in ModuleDir.
 	DialHost func(ctx context.Context, port uint32, k vsock.Key) (io.ReadWriteCloser, error)
 
-	Beat time.Duration // heartbeat interval, default 5 s, jittered by 10 %
+	Beat time.Duration // heartbeat interval, default 5 s; it varies by 10 %
 }
 
 // retryRead is the delay between reads of a disconnected channel.
@@ -73,19 +72,19 @@ type Harness struct {
 
 	logs *ring
 
-	work sync.WaitGroup // awaited by Run
+	work sync.WaitGroup // goroutines for which Run waits
 
 	commands commands
 
 	mu   sync.Mutex
 	peer *guest.Peer // current connection of the port
 	fast *overVsock  // preferred over peer; nil for none
-	main *process    // nil before run
+	main *process    // the workload; nil before it is started
 	env  []string
 	dir  string
 	cred *syscall.Credential
 	exit *guest.ExitNote
-	busy int // number of programs that reported busy
+	busy int // number of programs whose last message was busy
 
 	reserve reserve
 
@@ -146,7 +145,7 @@ func (h *Harness) Run(ctx context.Context) error {
 	if c, ok := h.cfg.Channel.(io.Closer); ok {
 		defer context.AfterFunc(ctx, func() { c.Close() })()
 	}
-	p := h.newPeer() // before anything can be sent
+	p := h.newPeer() // must exist before anything is sent
 	if h.cfg.Init {
 		h.work.Go(func() { h.kids.collect(ctx) })
 	}
@@ -181,7 +180,7 @@ func (h *Harness) newPeer() *guest.Peer {
 	return p
 }
 
-// host returns the connection for messages to the host.
+// host returns the connection over which messages to the host are sent.
 func (h *Harness) host() *guest.Peer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -207,8 +206,8 @@ func (h *Harness) serve(ctx context.Context, p *guest.Peer) error {
 func (h *Harness) handle(ctx context.Context, p *guest.Peer, q guest.Request) (any, error) {
 	switch q.Method {
 	case guest.Hello:
-		// The first call of a host: commands still running belong to its
-		// predecessor.
+		// A hello is the first call of a new host. Commands that still run on this
+		// connection are its predecessor's.
 		h.commands.cancel(func(x *command) bool { return x.host == p })
 		var c guest.HelloCall
 		if err := q.Bind(&c); err != nil {
@@ -309,7 +308,7 @@ func (h *Harness) hello() guest.HelloAnswer {
 	return guest.HelloAnswer{Version: guest.Version, Boot: h.boot, Running: h.main != nil && h.exit == nil, Exit: h.exit, Busy: h.busy > 0}
 }
 
-// setClock sets the guest's clock to the host's time and reseeds the random
+// setClock sets the guest's clock to the host's time. It also reseeds the random
 // number generator, so that guests restored from one image differ.
 func (h *Harness) setClock(c guest.ClockCall) (guest.ClockAnswer, error) {
 	if len(c.Seed) < 16 || len(c.Seed) > 512 {
@@ -328,8 +327,8 @@ func (h *Harness) setClock(c guest.ClockCall) (guest.ClockAnswer, error) {
 	return guest.ClockAnswer{Behind: int64(behind), Hello: &hello}, nil
 }
 
-// shutdown ends the workload, gracefully at first, and powers off. It continues
-// if its caller disconnects.
+// shutdown ends the workload, with SIGTERM first, and powers off. It continues even
+// if the host disconnects.
 func (h *Harness) shutdown(grace time.Duration) {
 	if err := h.signal(syscall.SIGTERM); err == nil {
 		h.mu.Lock()

@@ -25,8 +25,8 @@ import (
 
 const waitLimit = waittest.Timeout
 
-// port is a channel like a virtio-serial port: while its other end is closed a
-// read ends, and a write waits.
+// port behaves like a virtio-serial port: while its other end is closed, reads end
+// and writes wait.
 type port struct {
 	mu     sync.Mutex
 	cond   *sync.Cond
@@ -96,7 +96,7 @@ func (p *port) Close() error {
 	return nil
 }
 
-// host is the other end, once connected.
+// host is the other end of a port, once it is connected.
 type host struct {
 	*guest.Peer
 	c net.Conn
@@ -106,7 +106,7 @@ type host struct {
 	lost uint64
 	said []guest.Request
 	exit chan guest.ExitNote
-	out  map[uint64]string // of commands, by their number
+	out  map[uint64]string // output of commands, by their number
 }
 
 // ends returns the two ends of a connection.
@@ -206,7 +206,7 @@ func (h *host) must(t *testing.T, method string, params, result any) {
 	errtest.None(t, h.do(t, method, params, result))
 }
 
-// begin runs a harness beside the test.
+// begin runs a harness until the test ends, and returns its port.
 func begin(t *testing.T, change func(*Config)) *port {
 	t.Helper()
 	p := newPort()
@@ -249,7 +249,7 @@ func TestRunLogsExit(t *testing.T) {
 	if err := h.do(t, guest.Exec, guest.ExecCall{Command: []string{"true"}}, nil); err == nil {
 		t.Error("a command ran without a workload")
 	}
-	h.must(t, guest.Run, shell(`echo out $FROM; echo err >&2; read x; exit 5`), nil) // no input, so a read returns EOF
+	h.must(t, guest.Run, shell(`echo out $FROM; echo err >&2; read x; exit 5`), nil) // has no input, so read returns EOF
 	n := <-h.exit
 	if n.Code != 5 || n.Signal != 0 {
 		t.Errorf("exit %+v", n)
@@ -266,8 +266,8 @@ func TestRunLogsExit(t *testing.T) {
 	}
 }
 
-// TestAbandonedCommands checks that abandoned commands are killed, and that the
-// maximum number of commands leaves room for every other call.
+// TestAbandonedCommands checks that commands whose host has gone are killed, and
+// that other calls are answered while the maximum number of commands runs.
 func TestAbandonedCommands(t *testing.T) {
 	p := begin(t, nil)
 	h := p.connect(t)
@@ -300,7 +300,7 @@ func TestAbandonedCommands(t *testing.T) {
 	}
 	goneBy(t, pids[2])
 	h.must(t, guest.Exec, guest.ExecCall{Command: []string{"true"}}, nil)
-	h.c.Close() // the daemon dies; another one takes over
+	h.c.Close() // the daemon dies, and another one connects
 	calls.Wait()
 	next := p.connect(t)
 	next.must(t, guest.Hello, nil, nil)
@@ -313,7 +313,7 @@ func TestAbandonedCommands(t *testing.T) {
 	}
 }
 
-// pidIn waits for a file with a process id.
+// pidIn waits until a file contains a PID, and returns it.
 func pidIn(t *testing.T, path string) (pid int) {
 	t.Helper()
 	waittest.Until(t, "a command runs", func() bool {
@@ -385,11 +385,12 @@ func TestExecSignalHealth(t *testing.T) {
 	}
 }
 
-// pipeSize is the capacity between a workload and the guest agent, in bytes.
+// pipeSize is the capacity of the pipe from a workload to the guest agent, in
+// bytes.
 const pipeSize = 64 << 10
 
-// TestHostAway checks that the workload continues at full speed while its
-// output is not read, and that a host that returns learns what it missed.
+// TestHostAway checks that the workload continues at full speed while the host does
+// not read its output, and that a host that returns is told what it has missed.
 func TestHostAway(t *testing.T) {
 	p := begin(t, nil)
 	h := p.connect(t)
@@ -416,7 +417,7 @@ func TestHostAway(t *testing.T) {
 	}
 }
 
-// TestStuckHost checks that a host that is connected and reads nothing blocks
+// TestStuckHost checks that a host that is connected but does not read blocks
 // nothing.
 func TestStuckHost(t *testing.T) {
 	p := newPort()
@@ -519,7 +520,8 @@ func TestSocket(t *testing.T) {
 	waittest.Until(t, "none is busy", func() bool { return count(guest.Waiting) == 1 })
 }
 
-// TestShutdown kills a workload that ignores SIGTERM, with its descendants.
+// TestShutdown checks that a shutdown kills a workload that ignores SIGTERM, with
+// its descendants.
 func TestShutdown(t *testing.T) {
 	off := make(chan struct{})
 	h := begin(t, func(c *Config) { c.PowerOff = func() error { close(off); return nil } }).connect(t)
@@ -533,8 +535,8 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestReadings checks that CPU time is that of the group, including ended
-// children, and that heartbeats are sent only during activity.
+// TestReadings checks that the CPU time is that of the group, including children
+// that have exited, and that heartbeats are sent only while the workload is active.
 func TestReadings(t *testing.T) {
 	group := ""
 	for _, base := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {

@@ -23,8 +23,9 @@ const (
 	rndReseedCRNG = 0x5207
 )
 
-// randomPool stays open: a restored guest is reseeded before anything else, and
-// reopening would cost milliseconds on an emulated CPU.
+// randomPool opens the random device once and keeps it open. A restored guest is
+// reseeded before anything else, and opening the device would take milliseconds on
+// an emulated CPU.
 var randomPool = sync.OnceValues(func() (int, error) {
 	return unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 })

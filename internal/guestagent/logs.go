@@ -12,36 +12,38 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// ringSize is the capacity for output that waits for the host.
+// ringSize is the capacity of the buffer for output that the host has not read, in
+// bytes.
 const ringSize = 256 << 10
 
-// Limits of the times of buffered output.
+// Limits on the times that are kept for buffered output.
 const (
 	agePrecision = 100 * time.Millisecond
 	maxMarks     = 4096
 )
 
-// mark is where in all output something printed at a time begins.
+// mark says that the output from the offset from on was printed at the time at.
+// Offsets count all output since the start.
 type mark struct {
 	from uint64
 	at   time.Time
 }
 
-// ring buffers output until it is sent. Writing never blocks: the oldest bytes
-// are dropped and counted.
+// ring buffers output until it is sent. Writes never block. If the buffer is full,
+// the oldest bytes are dropped and counted.
 type ring struct {
 	mu      sync.Mutex
 	b       []byte
-	begin   uint64 // where in all output b begins
+	begin   uint64 // offset of b in all output
 	marks   []mark // of b, oldest first
 	size    int
-	timed   atomic.Bool // report times
-	dropped uint64      // since the last take
-	total   uint64      // ever dropped
+	timed   atomic.Bool // whether to send the times of output
+	dropped uint64      // bytes dropped since the last take
+	total   uint64      // bytes dropped in total
 	some    chan struct{}
-	empty   chan struct{} // closed while nothing is buffered or being sent
+	empty   chan struct{} // closed while nothing is buffered and nothing is being sent
 	sending bool
-	taken   time.Time // of the chunk that is being sent, when it was printed
+	taken   time.Time // when the chunk that is being sent was printed
 }
 
 func newRing(size int) *ring {
@@ -82,7 +84,7 @@ func (r *ring) readFrom(f *os.File) {
 	}
 }
 
-// take removes the next chunk. The caller must call sent afterwards.
+// take removes the next chunk and returns it. The caller must then call sent.
 func (r *ring) take() (guest.LogNote, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -90,7 +92,7 @@ func (r *ring) take() (guest.LogNote, bool) {
 		return guest.LogNote{}, false
 	}
 	n := min(len(r.b), guest.MaxChunk)
-	if len(r.marks) > 1 { // one age for each note
+	if len(r.marks) > 1 { // a note has one age, so it ends at the next mark
 		n = min(n, int(r.marks[1].from-r.begin))
 	}
 	note := guest.LogNote{Data: append([]byte(nil), r.b[:n]...), Dropped: r.dropped}
@@ -102,7 +104,7 @@ func (r *ring) take() (guest.LogNote, bool) {
 	return note, true
 }
 
-// cut removes the first n bytes. The caller holds mu.
+// cut removes the first n bytes. r.mu must be held.
 func (r *ring) cut(n int) {
 	r.b = append(r.b[:0], r.b[n:]...)
 	r.begin += uint64(n)
@@ -114,8 +116,9 @@ func (r *ring) cut(n int) {
 	}
 }
 
-// sent completes a take. A chunk that was not sent is kept: the host ignores a line
-// that did not reach it whole, so nothing is sent twice.
+// sent must be called after take, with the chunk and whether it was sent. A chunk
+// that was not sent is put back. Nothing reaches the host twice, because it ignores
+// an incomplete line.
 func (r *ring) sent(note guest.LogNote, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -128,7 +131,8 @@ func (r *ring) sent(note guest.LogNote, ok bool) {
 	}
 }
 
-// putBack puts a chunk before what was printed since. The caller holds mu.
+// putBack puts a chunk before the output that has been printed since take. r.mu
+// must be held.
 func (r *ring) putBack(note guest.LogNote) {
 	r.b = append(note.Data, r.b...)
 	r.begin -= uint64(len(note.Data))
@@ -139,7 +143,7 @@ func (r *ring) putBack(note guest.LogNote) {
 	r.dropOver()
 }
 
-// dropOver drops the oldest bytes of what exceeds the capacity. The caller holds mu.
+// dropOver drops the oldest bytes that exceed the capacity. r.mu must be held.
 func (r *ring) dropOver() {
 	if over := len(r.b) - r.size; over > 0 {
 		r.cut(over)
@@ -148,14 +152,14 @@ func (r *ring) dropOver() {
 	}
 }
 
-// lost returns the number of dropped bytes.
+// lost returns the number of bytes dropped in total.
 func (r *ring) lost() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.total
 }
 
-// drained waits until everything has been sent, at most for d.
+// drained waits until everything has been sent, but no longer than d.
 func (r *ring) drained(d time.Duration) {
 	r.mu.Lock()
 	e := r.empty

@@ -9,8 +9,8 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// TestAge checks that output which waits for a host keeps the time at which it was
-// printed, also when older output was dropped.
+// TestAge checks that output that waits for a host keeps the time at which it was
+// printed, even if older output was dropped.
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRing(8)
@@ -41,16 +41,16 @@ func TestAge(t *testing.T) {
 	})
 }
 
-// TestUnsentOutputIsKept sends random output over a channel that fails again and
-// again: everything arrives once, in order and with its time, and what exceeds the
-// capacity is counted.
+// TestUnsentOutputIsKept sends random output over a channel that fails repeatedly.
+// It checks that everything arrives once, in order and with its time, and that
+// bytes beyond the capacity are counted as dropped.
 func TestUnsentOutputIsKept(t *testing.T) {
 	random := scaletest.Random(t)
 	synctest.Test(t, func(t *testing.T) {
 		r := newRing(1000)
 		r.timed.Store(true)
 		var printed, arrived []byte
-		var times []time.Time // of each printed byte
+		var times []time.Time // when each byte was printed
 		dropped := 0
 		send := func(fails bool) bool {
 			n, some := r.take()
@@ -68,7 +68,7 @@ func TestUnsentOutputIsKept(t *testing.T) {
 				}
 				arrived = append(arrived, n.Data...)
 			}
-			if random.IntN(3) == 0 { // while it is being sent
+			if random.IntN(3) == 0 { // more output while the chunk is being sent
 				_, _ = r.Write([]byte("x"))
 				printed, times = append(printed, 'x'), append(times, time.Now())
 			}

@@ -39,7 +39,7 @@ type request struct {
 	b    []byte
 }
 
-// requests returns the netlink messages, in order.
+// requests returns the netlink messages for bringUp, in order.
 func requests(index int, addr netip.Prefix, gateway netip.Addr) (out []request) {
 	le := binary.NativeEndian
 	link := make([]byte, unix.SizeofIfInfomsg)

@@ -43,7 +43,7 @@ func TestActivity(t *testing.T) {
 	}
 }
 
-// TestSockets checks the counts of outbound and waiting connections and of
+// TestSockets checks the counts of outbound and waiting connections, and the
 // listeners.
 func TestSockets(t *testing.T) {
 	proc := t.TempDir()
@@ -57,11 +57,11 @@ func TestSockets(t *testing.T) {
 		errtest.None(t, os.WriteFile(filepath.Join(proc, "net", name), []byte(head+text), 0o644))
 	}
 	put("tcp", line("00000000:0050", "00000000:0000", "0A", "0:0", "10")+
-		line(guestPort80, gw+"9C40", "01", "00000000:00000000", "11")+ // in, quiet
-		line(guestPort80, gw+"9C41", "01", "00000000:00000005", "12")+ // in, unread
-		line(guestPort80, gw+"9C42", "01", "00000000:00000000", "0")+ // in, not accepted
-		line("027FA8C0:9C50", "08080808:01BB", "01", "0:0", "13")+ // out
-		line("027FA8C0:9C51", "08080808:01BB", "06", "0:0", "0")+ // out, TIME_WAIT
+		line(guestPort80, gw+"9C40", "01", "00000000:00000000", "11")+ // inbound, no unread data
+		line(guestPort80, gw+"9C41", "01", "00000000:00000005", "12")+ // inbound, unread data
+		line(guestPort80, gw+"9C42", "01", "00000000:00000000", "0")+ // inbound, not accepted
+		line("027FA8C0:9C50", "08080808:01BB", "01", "0:0", "13")+ // outbound
+		line("027FA8C0:9C51", "08080808:01BB", "06", "0:0", "0")+ // outbound, TIME_WAIT
 		line("0100007F:9C52", "0100007F:0050", "01", "0:0", "14")) // loopback
 	put("udp", line("00000000:0035", "00000000:0000", "07", "0:0", "15"))
 	h := &Harness{cfg: Config{Proc: proc}}
@@ -131,7 +131,7 @@ func TestCheckTimer(t *testing.T) {
 	}
 }
 
-// TestNetlink holds the messages to the kernel's layout, byte for byte.
+// TestNetlink checks the messages byte for byte against the kernel's format.
 func TestNetlink(t *testing.T) {
 	rs := requests(2, netip.MustParsePrefix("192.168.127.2/24"), netip.MustParseAddr("192.168.127.1"))
 	want := []string{
@@ -154,7 +154,7 @@ func TestLook(t *testing.T) {
 	for name, mode := range map[string]os.FileMode{"usr/bin/prog": 0o755, "usr/bin/data": 0o644} {
 		errtest.None(t, os.WriteFile(filepath.Join(dir, name), nil, mode))
 	}
-	// Absolute links resolve inside the root.
+	// An absolute link is resolved inside the root.
 	errtest.None(t, os.Symlink("/usr/bin/prog", filepath.Join(dir, "bin/link")))
 	errtest.None(t, os.Symlink("/bin/sh", filepath.Join(dir, "bin/outside")))
 	root, err := os.Open(dir)
@@ -193,8 +193,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// TestNames checks that the resolver is the host's, and that hosts is the
-// image's if it has one.
+// TestNames checks that resolv.conf names the host's resolver, and that the image's
+// hosts file is kept if there is one.
 func TestNames(t *testing.T) {
 	root := t.TempDir()
 	etc := filepath.Join(root, "etc")

@@ -27,7 +27,7 @@ type process struct {
 	status syscall.WaitStatus
 }
 
-// note returns how it ended. It must be called after over is closed.
+// note returns how the process ended. It must be called only after over is closed.
 func (p *process) note() guest.ExitNote {
 	n := guest.ExitNote{Code: p.status.ExitStatus(), At: time.Now().UnixMilli()}
 	if p.status.Signaled() {
@@ -37,17 +37,17 @@ func (p *process) note() guest.ExitNote {
 	return n
 }
 
-// children reaps processes. As process 1 it also reaps orphans, and nothing else
-// may call wait.
+// children reaps processes. As process 1 it also reaps orphans, so nothing else may
+// call wait.
 type children struct {
 	init bool
-	mu   sync.Mutex // held from before a fork until its pid is known
+	mu   sync.Mutex // held from before a fork until the PID is known
 	all  map[int]*process
 }
 
 func newChildren(init bool) *children { return &children{init: init, all: map[int]*process{}} }
 
-// start runs a program and closes over when it ends.
+// start starts a program. It closes over once the program has ended.
 func (c *children) start(path string, argv []string, attr *os.ProcAttr) (*process, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -60,7 +60,7 @@ func (c *children) start(path string, argv []string, attr *os.ProcAttr) (*proces
 		c.all[p.pid] = p
 		return p, osp.Release()
 	}
-	go func() { // its caller waits for over
+	go func() { // ends with the program
 		if st, err := osp.Wait(); err == nil {
 			p.status, _ = st.Sys().(syscall.WaitStatus)
 		}
@@ -79,7 +79,7 @@ func (c *children) collect(ctx context.Context) {
 		}
 		select {
 		case <-ended:
-		case <-time.After(time.Second): // signals can coalesce, so poll too: orphans must be reaped
+		case <-time.After(time.Second): // poll as well, because signals can be merged and orphans must be reaped
 		case <-ctx.Done():
 			return
 		}
@@ -105,19 +105,20 @@ func (c *children) collectOne() bool {
 	return true
 }
 
-// run starts the workload, once per boot.
+// run starts the workload. It fails if this guest has already started one.
 func (h *Harness) run(c guest.RunCall) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.main != nil {
-		return errors.New("cannot run: this guest has had its workload; boot another one")
+		return errors.New("cannot run: this guest has already started its workload; boot another guest")
 	}
 	if len(c.Command) == 0 {
 		return errors.New("cannot run: command is empty")
 	}
 	env := c.Env
 	if h.cfg.Socket != "" {
-		// Programs see the first of two entries, so the host's is removed.
+		// If a variable occurs twice, programs use the first, so the host's must be
+		// removed.
 		env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "LULL_SOCKET=") })
 		env = append(env, "LULL_SOCKET="+h.cfg.SockEnv)
 	}
@@ -152,7 +153,7 @@ func (h *Harness) run(c guest.RunCall) error {
 	}
 	h.main, h.env, h.dir, h.cred = p, env, c.Dir, cred
 	read := make(chan struct{})
-	go func() { // reading ends when the last process closes the pipe
+	go func() { // ends when the last process with the pipe open has closed it
 		defer close(read)
 		defer r.Close()
 		h.logs.readFrom(r)
@@ -161,8 +162,8 @@ func (h *Harness) run(c guest.RunCall) error {
 	return nil
 }
 
-// give makes a user the owner of its pipes, so that it can open them by name:
-// images link their logs to /dev/stdout.
+// give makes a user the owner of a program's pipes, so that the program can open
+// them by name. Images link their logs to /dev/stdout, for example.
 func give(to *syscall.Credential, pipes ...*os.File) error {
 	if to == nil {
 		return nil
@@ -175,8 +176,8 @@ func give(to *syscall.Credential, pipes ...*os.File) error {
 	return nil
 }
 
-// makeDir creates the workload's directory if the image lacks it, as container
-// runtimes do.
+// makeDir creates the workload's directory if the image does not have it, as
+// container runtimes do.
 func makeDir(root, dir string) error {
 	r, err := os.OpenRoot(root)
 	if err != nil {
@@ -193,12 +194,12 @@ func makeDir(root, dir string) error {
 	return r.MkdirAll(at, 0o755)
 }
 
-// lastWords is how long to wait for the end of a workload's output: a child that
-// outlives it may keep the pipe open.
+// lastWords is how long to wait for the end of a workload's output, because a child
+// that outlives the workload may keep the pipe open.
 const lastWords = 500 * time.Millisecond
 
-// await reports how the workload ended, once the host is connected and after
-// the workload's output. killed is the value of oomKills before the start.
+// await waits until the workload has ended, and reports how to the host after it
+// has sent the output. killed is the value of oomKills before the start.
 func (h *Harness) await(p *process, read <-chan struct{}, killed uint64) {
 	<-p.over
 	select {
@@ -216,7 +217,7 @@ func (h *Harness) await(p *process, read <-chan struct{}, killed uint64) {
 	}
 }
 
-// spawn starts a program in the workload's root and group.
+// spawn starts a program in the workload's root and control group.
 func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential, stdio [3]*os.File, tty bool) (*process, error) {
 	root, err := os.OpenFile(h.cfg.Root, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -247,7 +248,8 @@ func (h *Harness) spawn(argv, env []string, dir string, cred *syscall.Credential
 
 var errNotThere = errors.New("does not exist in the guest")
 
-// lookPath finds a program in the workload's root, resolving links inside it.
+// lookPath finds a program in the workload's root. It resolves links inside the
+// root.
 func lookPath(root *os.File, name string, env []string, dir string) (string, error) {
 	look := func(p string) error {
 		fd, err := unix.Openat2(int(root.Fd()), p, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
@@ -285,10 +287,11 @@ func lookPath(root *os.File, name string, env []string, dir string) (string, err
 	return "", fmt.Errorf("%s %w: it is not in PATH, which is %s", name, errNotThere, search)
 }
 
-// maxFile limits the guest's passwd file, in bytes.
+// maxFile limits the size of the guest's user database files, in bytes.
 const maxFile = 1 << 20
 
-// lookUser resolves name or uid[:gid]; empty means the current user.
+// lookUser returns the credentials of a user, given as a name or UID[:GID]. They
+// are nil for "", which means the current user.
 func lookUser(root, user string) (*syscall.Credential, error) {
 	if user == "" {
 		return nil, nil
@@ -343,7 +346,7 @@ func (h *Harness) signal(sig syscall.Signal) error {
 	if m == nil {
 		return errors.New("cannot signal the workload: it has not started")
 	}
-	h.kids.mu.Lock() // it is not reaped while mu is held, so the pid cannot be reused
+	h.kids.mu.Lock() // the process is not reaped while mu is held, so its PID cannot be reused
 	defer h.kids.mu.Unlock()
 	select {
 	case <-m.over:
@@ -356,9 +359,9 @@ func (h *Harness) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// signalGroup sends a signal to the process group of p, which p leads.
+// signalGroup sends a signal to the process group that p leads.
 func (c *children) signalGroup(p *process, sig syscall.Signal) error {
-	c.mu.Lock() // it is not reaped while mu is held, so the pid cannot be reused
+	c.mu.Lock() // the process is not reaped while mu is held, so its PID cannot be reused
 	defer c.mu.Unlock()
 	select {
 	case <-p.over:
@@ -368,7 +371,7 @@ func (c *children) signalGroup(p *process, sig syscall.Signal) error {
 	return syscall.Kill(-p.pid, sig)
 }
 
-// killAll kills the workload and everything it started.
+// killAll kills the workload and every process it has started.
 func (h *Harness) killAll() {
 	if h.cfg.Group != "" {
 		if err := os.WriteFile(filepath.Join(h.cfg.Group, "cgroup.kill"), []byte("1"), 0); err == nil {
@@ -384,6 +387,6 @@ func (h *Harness) killAll() {
 	select {
 	case <-m.over:
 	default:
-		_ = syscall.Kill(-m.pid, syscall.SIGKILL) // its session; ESRCH means that it has ended
+		_ = syscall.Kill(-m.pid, syscall.SIGKILL) // the workload's process group; ESRCH means that it has ended
 	}
 }

@@ -8,9 +8,10 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// quick answers a set_clock request that has exactly the form a host writes;
-// others take the usual path. In cold software emulation, decoding and encoding
-// JSON takes tens of milliseconds while a client waits.
+// quick answers a set_clock request if the line has exactly the form that a host
+// writes. It returns false for any other line, which must then be decoded. In cold
+// software emulation, decoding and encoding JSON takes tens of milliseconds while a
+// client waits.
 func (h *Harness) quick(line []byte) ([]byte, bool) {
 	rest, ok := bytes.CutPrefix(line, []byte(`{"jsonrpc":"2.0","id":`))
 	if !ok {

@@ -11,8 +11,8 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// FuzzQuick checks that the fast path for a request has the same effect and
-// answer as the slow one, and accepts nothing else.
+// FuzzQuick checks that quick has the same effect and answer as the usual path, and
+// accepts no other requests.
 func FuzzQuick(f *testing.F) {
 	f.Add(uint64(7), int64(1_700_000_000_000_000_000), []byte("0123456789abcdef"), []byte(`{"jsonrpc":"2.0","id":1,"method":"health"}`))
 	f.Add(uint64(0), int64(-1), []byte("short"), []byte(`{"jsonrpc":"2.0","id":1,"method":"set_clock","params":{"unix_ns":1,"seed":"!"}}`))
@@ -61,7 +61,8 @@ func FuzzQuick(f *testing.F) {
 				t.Errorf("%q was taken: %v", other, err)
 			}
 		}
-		// A workload that has ended, and a clock that cannot be set, take the long way.
+		// If the workload has ended or the clock cannot be set, quick leaves the
+		// request to the usual path.
 		h.cfg.SetClock = func(time.Time) error { return errors.New("no") }
 		if _, ok := h.quick(line); ok {
 			t.Error("a clock that could not be set was answered as set")

@@ -19,8 +19,8 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// Thresholds of the heartbeat: CPU above 1 % of the window, network from 512
-// bytes per 5 s.
+// Thresholds for a heartbeat: more than 1 % CPU over the interval, or at least 512
+// bytes of network traffic per 5 s.
 const (
 	cpuShare  = 0.01
 	netBytes  = 512
@@ -28,7 +28,7 @@ const (
 	maxTable  = 64 << 20 // maximum size of a socket table, in bytes
 )
 
-// health measures the workload now. Each part may fail independently.
+// health returns the workload's readings. Each of them can fail independently.
 func (h *Harness) health() guest.HealthAnswer {
 	h.mu.Lock()
 	a := guest.HealthAnswer{Running: h.main != nil && h.exit == nil}
@@ -51,9 +51,9 @@ func (h *Harness) health() guest.HealthAnswer {
 	return a
 }
 
-// oomKills returns how many processes the guest kernel has killed since boot
-// because memory ran out, 0 if unknown. The global count is used, because the
-// workload may use all of the guest's memory.
+// oomKills returns how many processes the guest's kernel has killed for lack of
+// memory since boot, or 0 if unknown. It counts those of the whole guest, because
+// the workload may use all of the guest's memory.
 func (h *Harness) oomKills() uint64 {
 	b, err := os.ReadFile(filepath.Join(h.cfg.Proc, "vmstat"))
 	if err != nil {
@@ -68,7 +68,7 @@ func (h *Harness) oomKills() uint64 {
 	return 0
 }
 
-// cpu returns the CPU time the workload's group has used since boot.
+// cpu returns the CPU time that the workload's group has used since boot.
 func (h *Harness) cpu() (time.Duration, error) {
 	if h.cfg.Group == "" {
 		return 0, errors.New("cannot read the CPU time: the workload has no control group")
@@ -137,9 +137,9 @@ type socket struct {
 	inode         uint64
 }
 
-// tcp counts connections that the guest opened, and lists waiting connections
-// and listeners. A connection to a listening port came from outside; the host
-// counts those itself.
+// tcp counts the connections that the guest opened, and lists waiting connections
+// and listeners. A connection to a listening port is inbound; the host counts those
+// itself.
 func (h *Harness) tcp(a *guest.HealthAnswer) error {
 	var all []socket
 	for _, f := range []struct{ name, network string }{{"tcp", "tcp"}, {"tcp6", "tcp"}, {"udp", "udp"}, {"udp6", "udp"}} {
@@ -219,8 +219,8 @@ func parseTable(r io.Reader) (out []socket, err error) {
 	return out, sc.Err()
 }
 
-// parseAddr parses an address as printed by the kernel: words in host order,
-// which is little-endian on every supported machine.
+// parseAddr parses an address in the kernel's format: 32-bit words in host byte
+// order, which is little-endian on all supported machines.
 func parseAddr(s string) (netip.AddrPort, error) {
 	host, port, ok := strings.Cut(s, ":")
 	p, err := strconv.ParseUint(port, 16, 16)
@@ -239,8 +239,9 @@ func parseAddr(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a.Unmap(), uint16(p)), nil
 }
 
-// beat sends a heartbeat while the workload is active. If the channel is healthy,
-// which the host verifies with health, silence means idle.
+// beat sends heartbeats while the workload is active. Their absence means that it
+// is idle, provided that the connection works, which the host checks with health
+// calls.
 func (h *Harness) beat(ctx context.Context) {
 	last, at := h.health(), time.Now()
 	for {
@@ -269,8 +270,9 @@ type beatParams struct {
 	Net uint64 `json:"net_bytes"`
 }
 
-// activity returns the heartbeat for the time between two measurements, nil if
-// nothing reached its threshold. Unreadable values are omitted.
+// activity compares two measurements that are window apart. It returns the
+// heartbeat to send, or nil if nothing reached its threshold. Readings that failed
+// are omitted.
 func activity(a, b guest.HealthAnswer, window time.Duration) *beatParams {
 	var p beatParams
 	if b.TCPErr == "" {

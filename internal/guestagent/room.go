@@ -14,19 +14,19 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// A guest's own disk is a sparse file on the host, which may have less space than
-// the disk's size. A write that fails on the host comes too late, because the
-// program has already continued. The file system therefore reserves as many free
-// blocks as the host cannot provide, and programs get ENOSPC when they write.
+// A guest's own disk is a sparse file on the host, which may have less free space
+// than the disk claims. If a write fails on the host, it is too late: the program
+// has already continued. The file system therefore reserves the free blocks that
+// the host cannot back, and programs get ENOSPC when they write.
 
-// reserve is the file system's own reservation, in blocks.
+// reserve remembers the reservation that the file system had at first, in blocks.
 type reserve struct {
 	mu    sync.Mutex
 	known bool
 	own   int64
 }
 
-// applySpace applies the space that the host reports.
+// applySpace adjusts the reservation to the free space that the host reports.
 func (h *Harness) applySpace(c guest.RoomCall) error {
 	dir, err := ext4Of(h.cfg.Sys, upperDir)
 	if err != nil {
@@ -53,9 +53,10 @@ func (h *Harness) applySpace(c guest.RoomCall) error {
 	return nil
 }
 
-// keepBack returns how many blocks of the given size to reserve. own is the file
-// system's own reservation; free blocks are unused; delayed blocks are allocated
-// but not on disk, so the host, which has space for bytes, does not count them.
+// keepBack returns how many blocks of the given size to reserve if the host has
+// space for bytes more. own is the file system's own reservation, and free is the
+// number of unused blocks. delayed is the number of blocks allocated but not
+// written yet; the host has not seen these, so they use up its space too.
 func keepBack(own, free, delayed, size, bytes int64) int64 {
 	if bytes < 0 {
 		return own

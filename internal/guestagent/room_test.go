@@ -2,8 +2,8 @@ package guestagent
 
 import "testing"
 
-// TestKeepBack checks that programs may use the host's free space, minus the
-// writes that the host does not know of yet, and never more than exists.
+// TestKeepBack checks that programs may use the host's free space minus pending
+// writes, and never more than the disk has.
 func TestKeepBack(t *testing.T) {
 	for _, c := range []struct {
 		what                            string

@@ -11,14 +11,15 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// Limits of LULL_SOCKET in the guest.
+// Limits on LULL_SOCKET in the guest.
 const (
 	maxClients = 256
-	hostLimit  = 30 * time.Second // maximum wait for the host's answer
+	hostLimit  = 30 * time.Second // maximum wait for an answer of the host
 )
 
-// serveWorkload forwards programs' messages to the host and returns its answers. A
-// busy message holds as long as its connection is open.
+// serveWorkload forwards messages of programs to the host, and the host's answers
+// back. A busy message keeps the instance awake as long as the program's connection
+// is open.
 func (h *Harness) serveWorkload(ctx context.Context, ln net.Listener) {
 	if err := os.Chmod(h.cfg.Socket, 0o666); err != nil { // every user in the guest belongs to the workload
 		h.log.Warn("cannot open the socket to every user", "err", err)
@@ -56,7 +57,7 @@ func (h *Harness) serveProgram(ctx context.Context, c net.Conn) error {
 	busy := false
 	defer func() {
 		if busy {
-			_ = h.setBusy(ctx, -1) // disconnected without notice; the host learns of it from the next hello
+			_ = h.setBusy(ctx, -1) // the program has disconnected; if the report fails, the next hello tells the host
 		}
 	}()
 	return guest.Serve(c, func(m guest.Message) error {
@@ -91,7 +92,8 @@ func (h *Harness) ask(ctx context.Context, method string, params any) error {
 	return h.host().Call(ctx, method, params, nil)
 }
 
-// setBusy counts busy programs and reports the first and the last to the host.
+// setBusy adds n to the number of busy programs. It tells the host when the first
+// becomes busy and when the last one stops.
 func (h *Harness) setBusy(ctx context.Context, n int) error {
 	h.mu.Lock()
 	was := h.busy > 0

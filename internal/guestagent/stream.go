@@ -6,19 +6,18 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// stream sends a command's output to the host. A slow host slows down the
-// command, as a slow reader of a pipe does.
+// stream sends a command's output to the host. If the host is slow, the command has
+// to wait, as on a pipe whose reader is slow.
 type stream struct {
 	to     *guest.Peer
-	note   guest.OutputNote // its data has not been sent yet
-	credit *credit          // nil if the host does not acknowledge what it receives
-	live   context.Context  // of the command
+	note   guest.OutputNote // output that has not been sent yet
+	credit *credit          // nil if the host does not acknowledge output
+	live   context.Context  // canceled when the command is
 	sent   int
-	cut    bool // some output was lost
+	cut    bool // some output could not be sent
 }
 
-// Write implements io.Writer. It accepts everything; what cannot be sent is
-// lost.
+// Write implements io.Writer. It never fails. Output that cannot be sent is lost.
 func (s *stream) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 && !s.cut && s.credit != nil {

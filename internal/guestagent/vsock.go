@@ -18,7 +18,8 @@ type overVsock struct {
 	c io.Closer
 }
 
-// dialHost connects to the host. Built-in modules are not in ModuleDir.
+// dialHost connects to the host. It loads those modules that are in ModuleDir; the
+// others are built in.
 func dialHost(ctx context.Context, port uint32, k vsock.Key) (io.ReadWriteCloser, error) {
 	for _, m := range vsock.Modules {
 		if err := loadModule(filepath.Join(ModuleDir, m+".ko")); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -32,7 +33,7 @@ func dialHost(ctx context.Context, port uint32, k vsock.Key) (io.ReadWriteCloser
 	return c, nil
 }
 
-// moveToVsock opens the connection that the host waits for and sends further
+// moveToVsock connects to the vsock port on which the host waits, and sends further
 // messages there.
 func (h *Harness) moveToVsock(ctx context.Context, c guest.VsockCall) error {
 	if len(c.Key) != len(vsock.Key{}) {
@@ -54,7 +55,8 @@ func (h *Harness) moveToVsock(ctx context.Context, c guest.VsockCall) error {
 	return nil
 }
 
-// serveVsock serves one connection until it ends.
+// serveVsock serves one vsock connection until it ends. Messages then go over the
+// port again.
 func (h *Harness) serveVsock(ctx context.Context, v *overVsock) {
 	defer v.c.Close()
 	defer context.AfterFunc(ctx, func() { v.c.Close() })()
@@ -72,14 +74,15 @@ func (h *Harness) serveVsock(ctx context.Context, v *overVsock) {
 	if exit == nil || ctx.Err() != nil {
 		return
 	}
-	// The message may have been in transit when the connection was cut.
+	// Report again, because the message may have been lost with the connection.
 	if err := h.host().Notify(guest.Exited, *exit); err != nil {
 		h.log.Warn("cannot report the end of the workload; the next hello will", "err", err)
 	}
 }
 
-// prefers is called when a waking host has sent the time on p. If p is the
-// port, the host has no vsock connection: one saved with the guest is dead.
+// prefers is called when a waking host has sent the time on p. If p is the port,
+// the host has no vsock connection. One that was saved with the guest is then dead,
+// and is closed.
 func (h *Harness) prefers(p *guest.Peer) {
 	h.mu.Lock()
 	v := h.fast

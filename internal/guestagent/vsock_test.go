@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestVsock checks that the guest agent sends over vsock after the call, that
-// after any end of that connection the port is used as before, and that the end
-// of the workload is reported again.
+// TestVsock checks that the guest agent sends over vsock once the host asks for it,
+// that the port is used again after the vsock connection ends in any way, and that
+// the end of the workload is then reported again.
 func TestVsock(t *testing.T) {
 	key := vsock.Key{1, 2, 3}
 	var fast *host
@@ -67,7 +67,7 @@ func TestVsock(t *testing.T) {
 	over(first)
 
 	seed := make([]byte, 16)
-	serial.must(t, guest.SetClock, guest.ClockCall{UnixNano: 1, Seed: seed}, nil) // in the form that has a short way
+	serial.must(t, guest.SetClock, guest.ClockCall{UnixNano: 1, Seed: seed}, nil) // in the form that quick answers
 	over(fast)
 	move()
 	serial.must(t, guest.SetClock, guest.ClockCall{UnixNano: 1, Seed: seed, Name: "", Machine: "x"}, nil)

@@ -22,25 +22,25 @@ import (
 // FilesPort is the virtio-serial port of the workspace.
 const FilesPort = "lull.1"
 
-// fuseModule is the kernel module for guests with a workspace.
+// fuseModule is the kernel module that a guest with a workspace needs.
 const fuseModule = ModuleDir + "/fuse.ko"
 
-// mounted is the process that answers the kernel for the workspace. It runs
-// this same binary. It is separate because a process that starts programs in a
-// directory must not also serve that directory.
+// mounted is the process that serves the workspace to the kernel. It runs this same
+// binary. It is separate because a process that starts programs in a directory must
+// not also serve that directory.
 type mounted struct {
 	mu    sync.Mutex
 	tell  *os.File
 	hears *bufio.Reader
 }
 
-// Commands to that process, each followed by a 16-byte key.
+// Commands to the mounted process. Each is followed by a 16-byte key.
 const (
 	serveKey  = 'k'
 	refuseKey = 'r'
 )
 
-// workspace mounts the workspace at the first call, and starts a connection of
+// workspace mounts the workspace at the first call, and starts a new connection on
 // its port at every call.
 func (h *Harness) workspace(c guest.WorkspaceCall) error {
 	if len(c.Key) != len(files.Key{}) || !c.Refuse && !filepath.IsAbs(c.Path) {
@@ -51,7 +51,7 @@ func (h *Harness) workspace(c guest.WorkspaceCall) error {
 	defer m.mu.Unlock()
 	switch {
 	case m.tell == nil && c.Refuse:
-		return nil // nothing can fail
+		return nil // a refusal has no mount that could fail
 	case m.tell == nil:
 		if err := h.mount(c); err != nil {
 			return fmt.Errorf("cannot mount the workspace: %w", err)
@@ -70,7 +70,7 @@ func (h *Harness) workspace(c guest.WorkspaceCall) error {
 	return nil
 }
 
-// mount starts the process and waits until the workspace is mounted.
+// mount starts the mounted process and waits until the workspace is mounted.
 func (h *Harness) mount(c guest.WorkspaceCall) error {
 	cred, err := lookUser(h.cfg.Root, c.User)
 	if err != nil {
@@ -99,7 +99,7 @@ func (h *Harness) mount(c guest.WorkspaceCall) error {
 	if err != nil {
 		return errors.Join(err, tell.Close(), hears.Close())
 	}
-	// If memory runs out, something else must be killed first.
+	// If memory runs out, the kernel must kill another process.
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte("-1000"), 0); err != nil {
 		h.log.Warn("cannot keep the workspace from the end of memory", "err", err)
 	}
@@ -115,8 +115,8 @@ func (h *Harness) mount(c guest.WorkspaceCall) error {
 	return nil
 }
 
-// ServeWorkspace is the main function of that process. args are the arguments
-// that mount passes.
+// ServeWorkspace is the main function of the mounted process. args are the
+// arguments from mount.
 func ServeWorkspace(args []string, in io.Reader, out io.Writer) error {
 	say := func(err error) error {
 		text := "ok"
@@ -137,7 +137,7 @@ func ServeWorkspace(args []string, in io.Reader, out io.Writer) error {
 	return <-ended
 }
 
-// acceptKeys handles new connections.
+// acceptKeys reads commands from in and starts the connections that they announce.
 func acceptKeys(in io.Reader, h *fuse.Host, say func(error) error) error {
 	var b [1 + len(files.Key{})]byte
 	for {

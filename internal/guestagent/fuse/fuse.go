@@ -1,15 +1,15 @@
-// Package fuse provides a guest's workspace: a file system whose files are those
-// of a host directory. It answers the guest kernel (FUSE) and queries the host
-// (package files). The host identifies files only by path, so the host can restart
-// and the guest can be saved and restored while files are open.
+// Package fuse provides a guest's workspace: a file system whose files are those of
+// a host directory. It answers the guest's kernel (FUSE) with what it gets from the
+// host (package files). The host knows files only by path, so it can restart, and
+// the guest can be saved and restored, while files are open.
 //
-// Every request is answered: by the host, or with EIO if the host is away for too
-// long. The kernel caches names and attributes for one second, and file content
-// until the file is opened again. Locks and special files are local to the guest;
-// extended attributes and device files are not supported.
+// Every request is answered: by the host, or with EIO if the host does not answer
+// for too long. The kernel caches names and attributes for one second, and file
+// content until the file is opened again. Locks and special files are local to the
+// guest; extended attributes and device files are not supported.
 //
-// It must run in its own process: a guest agent that starts a program in the
-// workspace would otherwise wait for itself.
+// It must run in its own process. A guest agent that served the workspace itself
+// would wait for itself when it starts a program there.
 package fuse
 
 import (
@@ -25,13 +25,13 @@ import (
 	"lull/internal/protocol/guest/files"
 )
 
-// Server answers the kernel. Create it with New.
+// Server answers the kernel's requests. Create it with New.
 type Server struct {
 	dev   int // descriptor of /dev/fuse
 	host  *Host
 	owner owner
 	tree  *tree
-	mark  string // part of hidden names
+	mark  string // part of every hidden name
 
 	mu    sync.Mutex
 	next  uint64
@@ -39,7 +39,8 @@ type Server struct {
 	hides int
 }
 
-// New returns a server for dev whose files appear owned by uid and gid.
+// New returns a server for the open device dev. Files appear to be owned by uid and
+// gid.
 func New(dev int, h *Host, uid, gid uint32) *Server {
 	var b [6]byte
 	rand.Read(b[:])
@@ -52,7 +53,7 @@ func (s *Server) Run() error {
 		b := make([]byte, roomForAll)
 		n, err := unix.Read(s.dev, b)
 		switch {
-		case err == unix.EINTR || err == unix.EAGAIN || err == unix.ENOENT: // ENOENT: the request was interrupted
+		case err == unix.EINTR || err == unix.EAGAIN || err == unix.ENOENT: // ENOENT means that the request was interrupted
 			continue
 		case err == unix.ENODEV:
 			return nil
@@ -66,7 +67,7 @@ func (s *Server) Run() error {
 		switch q.op {
 		case opForget, opBatchForget:
 			s.forget(&q)
-		case opInterrupt: // every request is answered within a limit anyway
+		case opInterrupt: // ignored, because every request is answered in limited time
 		default:
 			go s.serve(q)
 		}
@@ -94,21 +95,22 @@ func (s *Server) serve(q request) {
 	b = ne.AppendUint32(b, uint32(outHead+len(body)))
 	b = ne.AppendUint32(b, uint32(-int32(errno)))
 	b = ne.AppendUint64(b, q.unique)
-	// The caller may have been killed; the kernel then rejects the answer.
+	// If the caller was killed, the kernel rejects the answer.
 	_, _ = unix.Write(s.dev, append(b, body...))
 }
 
-// invalidate drops the attributes that the kernel has cached for a node.
+// invalidate makes the kernel drop the cached attributes of a node.
 func (s *Server) invalidate(node uint64) {
 	b := ne.AppendUint32(nil, outHead+24)
 	b = ne.AppendUint32(b, notifyInvalInode)
-	for _, v := range []uint64{0, node, math.MaxUint64, 0} { // no request; offset -1: attributes only
+	for _, v := range []uint64{0, node, math.MaxUint64, 0} { // request 0 is a notification; offset -1 means attributes only
 		b = ne.AppendUint64(b, v)
 	}
-	_, _ = unix.Write(s.dev, b) // ENOENT: the kernel has forgotten the node
+	_, _ = unix.Write(s.dev, b) // fails with ENOENT if the kernel has forgotten the node
 }
 
-// sizes maps an operation to the size of its fixed part, before any names.
+// sizes maps each operation to the size of the fixed part of its body, which
+// precedes any names.
 var sizes = map[uint32]int{opLookup: 0, opSymlink: 0, opMknod: 16, opMkdir: 8, opUnlink: 0, opRmdir: 0, opRename: 8, opLink: 8,
 	opCreate: 16, opRename2: 16}
 
@@ -160,7 +162,7 @@ func (s *Server) answer(q *request) ([]byte, syscall.Errno) {
 	return nil, syscall.ENOSYS
 }
 
-// named answers requests that name an entry of a directory.
+// named handles requests about a directory entry, given by name.
 func (s *Server) named(q *request, names []string) ([]byte, syscall.Errno) {
 	if isHidden(q.node, names[0]) {
 		if q.op == opLookup {
@@ -194,7 +196,7 @@ func (s *Server) named(q *request, names []string) ([]byte, syscall.Errno) {
 	return nil, syscall.ENOSYS
 }
 
-// on sends a request about a file identified by number.
+// on sends the host a request about the file with a node number.
 func (s *Server) on(id uint64, r files.Request) (files.Answer, syscall.Errno) {
 	s.tree.order.RLock()
 	defer s.tree.order.RUnlock()
@@ -205,8 +207,8 @@ func (s *Server) on(id uint64, r files.Request) (files.Answer, syscall.Errno) {
 	return s.host.ask(r)
 }
 
-// lookup sends a request about a directory entry, which it may create, and records
-// the result.
+// lookup sends the host a request about a directory entry, which may create the
+// entry, and records the file that it returns.
 func (s *Server) lookup(dir uint64, name string, r files.Request) (id uint64, a files.Answer, errno syscall.Errno) {
 	s.tree.order.RLock()
 	defer s.tree.order.RUnlock()
@@ -242,7 +244,7 @@ func (s *Server) change(q *request) ([]byte, syscall.Errno) {
 	}
 	valid := q.u32(0)
 	if valid&setattrUID != 0 && q.u32(76) != s.owner.uid || valid&setattrGID != 0 && q.u32(80) != s.owner.gid {
-		return nil, syscall.EPERM // on the host, everything belongs to the directory's owner
+		return nil, syscall.EPERM // on the host, every file belongs to the directory's owner
 	}
 	stamp := func(sec, nsec int) int64 { return int64(q.u64(sec))*1e9 + int64(q.u32(nsec)) }
 	r := files.Request{Op: files.Change, Mode: q.u32(68) &^ syscall.S_IFMT, Atime: stamp(32, 56), Mtime: stamp(40, 60)}
@@ -262,7 +264,7 @@ func (s *Server) change(q *request) ([]byte, syscall.Errno) {
 	return appendAttrOut(nil, &a.Attr, s.owner, s.tree.wasRemoved(q.node)), 0
 }
 
-// access returns the access bits for open flags.
+// access converts open flags to access bits.
 func access(flags uint32) uint32 {
 	switch flags & openAccMode {
 	case syscall.O_WRONLY:
@@ -297,13 +299,13 @@ func (s *Server) create(q *request, name string) ([]byte, syscall.Errno) {
 	return appendOpen(appendEntry(nil, id, &a.Attr, s.owner), 0), 0
 }
 
-// take opens a file that was created on the host after the kernel's lookup.
+// take opens a file that the host has created since the kernel's lookup found none.
 func (s *Server) take(dir uint64, name string, flags uint32) (id uint64, a files.Answer, errno syscall.Errno) {
 	if id, a, errno = s.lookup(dir, name, files.Request{Op: files.Stat}); errno != 0 {
 		return 0, a, errno
 	}
 	if a.Attr.Mode&syscall.S_IFMT != syscall.S_IFREG {
-		errno = syscall.ESTALE // makes the kernel look it up again
+		errno = syscall.ESTALE // makes the kernel look the name up again
 	} else {
 		_, errno = s.on(id, files.Request{Op: files.Open, Mask: access(flags)})
 	}

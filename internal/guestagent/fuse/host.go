@@ -14,14 +14,14 @@ import (
 
 // Limits of the connection to the host.
 const (
-	// waitLimit is how long a request waits for its answer, in guest running
-	// time. A restarting host takes far less.
+	// waitLimit is how long a request waits for its answer, not counting time in
+	// which the guest is paused. A host that restarts takes far less.
 	waitLimit = 2 * time.Minute
-	again     = 100 * time.Millisecond // delay between attempts on a disconnected port
+	again     = 100 * time.Millisecond // delay between reads of a disconnected port
 )
 
-// Host is a client of the host's file server. Unanswered requests are repeated on
-// the next connection. Create it with NewHost.
+// Host is a client of the host's file server. It repeats unanswered requests on the
+// next connection. Create it with NewHost.
 type Host struct {
 	port      io.ReadWriter
 	waitLimit time.Duration
@@ -31,8 +31,8 @@ type Host struct {
 	state state
 	in    files.Stream
 	next  uint64
-	calls map[uint64]*call // unanswered
-	queue []*call          // not sent yet
+	calls map[uint64]*call // requests without an answer
+	queue []*call          // requests not sent yet
 	kick  chan struct{}
 }
 
@@ -41,7 +41,7 @@ type state int
 const (
 	waiting state = iota // until the first connection
 	open
-	refused // this guest has no workspace
+	refused // the host has said that this guest has no workspace
 )
 
 type call struct {
@@ -50,13 +50,13 @@ type call struct {
 	done chan files.Answer
 }
 
-// NewHost returns a client on port. A read that returns io.EOF means that the host
+// NewHost returns a client on port. Reads of port must return io.EOF while the host
 // is disconnected. Run must be called to exchange messages.
 func NewHost(port io.ReadWriter) *Host {
 	return &Host{port: port, waitLimit: waitLimit, calls: map[uint64]*call{}, kick: make(chan struct{}, 1)}
 }
 
-// Connect starts a new connection, to which messages with key k belong.
+// Connect starts a new connection. The messages of this connection carry key k.
 func (h *Host) Connect(k files.Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -65,12 +65,12 @@ func (h *Host) Connect(k files.Key) {
 	for _, c := range h.calls {
 		c.q.Again = c.sent
 	}
-	hello := &call{q: files.Request{ID: files.HelloID, Op: files.Stat}} // its answer is ignored
+	hello := &call{q: files.Request{ID: files.HelloID, Op: files.Stat}} // sent to announce the guest; the answer is ignored
 	h.queue = append(slices.SortedFunc(maps.Values(h.calls), func(a, b *call) int { return cmp.Compare(a.q.ID, b.q.ID) }), hello)
 	h.wake()
 }
 
-// Refuse makes all further requests fail.
+// Refuse makes every request fail from now on.
 func (h *Host) Refuse() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -116,7 +116,7 @@ func (h *Host) ask(q files.Request) (files.Answer, syscall.Errno) {
 	return files.Answer{}, syscall.EIO
 }
 
-// Run exchanges messages for the life of the guest.
+// Run exchanges messages with the host. It never returns.
 func (h *Host) Run() {
 	go h.send()
 	buf := make([]byte, 64<<10)
@@ -131,7 +131,7 @@ func (h *Host) Run() {
 	}
 }
 
-// take delivers answers to their callers.
+// take passes received answers to their callers.
 func (h *Host) take(b []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -159,8 +159,8 @@ func (h *Host) take(b []byte) {
 	}
 }
 
-// send writes requests in order. A message cut off by a new connection is sent
-// again on that one.
+// send writes requests in order. If a new connection interrupts a message, the
+// whole message is sent again on the new connection.
 func (h *Host) send() {
 	var buf []byte
 	for range h.kick {

@@ -13,14 +13,14 @@ import (
 	"lull/internal/protocol/guest/files"
 )
 
-// port is a virtio port: while its other end is closed a read ends at once, and
-// a write waits.
+// port behaves like a virtio-serial port: while its other end is closed, reads end
+// at once and writes wait.
 type port struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	there   bool
-	in, out []byte // for the guest, and from it
-	hellos  int    // number of hellos in what was taken
+	in, out []byte // data to and from the guest
+	hellos  int    // number of hellos that take has returned
 }
 
 func newPort() *port {
@@ -61,7 +61,7 @@ func (p *port) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// give sends data from the host.
+// give passes data to the guest.
 func (p *port) give(b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,7 +69,7 @@ func (p *port) give(b []byte) {
 	p.changed.Broadcast()
 }
 
-// take returns what the guest has sent with a key.
+// take returns the requests that the guest has sent with a key.
 func (p *port) take(t *testing.T, k files.Key) (out []files.Request) {
 	t.Helper()
 	p.mu.Lock()
@@ -99,7 +99,7 @@ func (p *port) take(t *testing.T, k files.Key) (out []files.Request) {
 	}
 }
 
-// bound runs f with a connection to a host that is not connected yet.
+// bound runs f in a synctest bubble, with a Host that is not connected yet.
 func bound(t *testing.T, f func(t *testing.T, p *port, h *Host)) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPort()
@@ -134,7 +134,7 @@ type said struct {
 	no syscall.Errno
 }
 
-// asked sends a request without waiting for the answer.
+// asked sends a request, and returns a channel for the answer.
 func asked(h *Host, q files.Request) chan said {
 	ch := make(chan said, 1)
 	go func() {
@@ -145,8 +145,8 @@ func asked(h *Host, q files.Request) chan said {
 	return ch
 }
 
-// TestAskedAgain checks that requests that were sent and not answered are sent
-// again on the next connection, marked and in order, and that answers to the
+// TestAskedAgain checks that requests without an answer are sent again on the next
+// connection, marked as repeated and in order, and that answers with the key of an
 // earlier connection are ignored.
 func TestAskedAgain(t *testing.T) {
 	bound(t, func(t *testing.T, p *port, h *Host) {
@@ -162,7 +162,7 @@ func TestAskedAgain(t *testing.T) {
 			t.Fatalf("sent %+v", got)
 		}
 		old := files.AppendAnswer(nil, one, &files.Answer{ID: 1, Data: []byte("old")})
-		p.give(old[:len(old)-2]) // the daemon dies in the middle of its answer
+		p.give(old[:len(old)-2]) // the daemon dies while it is sending this answer
 		time.Sleep(time.Second)
 		p.connect(false)
 		second := asked(h, files.Request{Op: files.Stat, Path: "b"})
@@ -188,7 +188,8 @@ func TestAskedAgain(t *testing.T) {
 	})
 }
 
-// TestNobodyThere checks that a request waits for a host, but not forever.
+// TestNobodyThere checks that a request waits for a host, and fails after
+// waitLimit.
 func TestNobodyThere(t *testing.T) {
 	bound(t, func(t *testing.T, p *port, h *Host) {
 		began := time.Now()
@@ -212,7 +213,7 @@ func TestNobodyThere(t *testing.T) {
 	})
 }
 
-// TestNames checks that numbers keep following their files when these are
+// TestNames checks that node numbers still refer to their files after these were
 // renamed or removed.
 func TestNames(t *testing.T) {
 	tr := newTree()
@@ -238,7 +239,7 @@ func TestNames(t *testing.T) {
 	}
 	tr.move(tr.kid(rootID, "d"), rootID, "e")
 	is(f, "e/f", 0)
-	g := found(d, "f", 12, syscall.S_IFREG) // the host put another one there
+	g := found(d, "f", 12, syscall.S_IFREG) // the host has replaced it with another file
 	is(f, "", syscall.ESTALE)
 	is(g, "e/f", 0)
 	tr.opened(g)

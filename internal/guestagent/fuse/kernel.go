@@ -40,13 +40,13 @@ const (
 	opRename2     = 45
 )
 
-// Sizes and versions of the FUSE protocol.
+// Sizes and versions in the FUSE protocol.
 const (
 	inHead     = 40
 	outHead    = 16
 	major      = 7
 	minor      = 31
-	roomForAll = files.MaxData + 8<<10 // size of one request
+	roomForAll = files.MaxData + 8<<10 // size of a buffer for any request
 )
 
 // Flags and values negotiated at initialization.
@@ -58,10 +58,10 @@ const (
 	maxPages         = 1 << 22
 	wanted           = asyncRead | bigWrites | autoInval | parallelDirs | maxPages
 	inBackground     = 16
-	validFor         = 1 // seconds for which the kernel caches names and attributes
+	validFor         = 1 // how long the kernel caches names and attributes, in seconds
 	shownBlock       = 4096
 	renameNoRepl     = 1
-	notifyInvalInode = 2 // unsolicited: drop the cached data of a node
+	notifyInvalInode = 2 // a notification: drop the cached data of a node
 	setattrMode      = 1 << 0
 	setattrUID       = 1 << 1
 	setattrGID       = 1 << 2
@@ -87,7 +87,7 @@ type request struct {
 	body   []byte
 }
 
-// parse parses a request. It returns false for invalid ones.
+// parse parses a request. It returns false if the request is invalid.
 func parse(b []byte) (q request, ok bool) {
 	if len(b) < inHead {
 		return q, false
@@ -134,7 +134,8 @@ func appendAttr(b []byte, a *files.Attr, o owner, removed bool) []byte {
 	return b
 }
 
-// seconds and rest split a time; the rest is never negative.
+// seconds and rest split a time into seconds and nanoseconds. The latter are never
+// negative.
 func seconds(ns int64) uint64 { return uint64((ns - int64(rest(ns))) / 1e9) }
 
 func rest(ns int64) uint32 { return uint32(((ns % 1e9) + 1e9) % 1e9) }
@@ -152,9 +153,10 @@ func appendAttrOut(b []byte, a *files.Attr, o owner, removed bool) []byte {
 	return appendAttr(b, a, o, removed)
 }
 
-// attrValidFor returns for how many seconds the kernel caches attributes. Each
-// name of a file has its own node, so a change by one name does not update what
-// is cached for the others. A file with several names is therefore not cached.
+// attrValidFor returns how long the kernel may cache attributes, in seconds. Each
+// name of a file has a node of its own, so a change through one name does not
+// update what is cached for the others. The attributes of a file with several names
+// are therefore not cached.
 func attrValidFor(a *files.Attr) uint64 {
 	if a.Mode&syscall.S_IFMT != syscall.S_IFDIR && a.Links > 1 {
 		return 0
@@ -167,8 +169,8 @@ func appendOpen(b []byte, handle uint64) []byte {
 	return ne.AppendUint64(b, 0)
 }
 
-// appendDirent appends a directory entry unless it exceeds room. next is the
-// cursor after it.
+// appendDirent appends a directory entry and returns true, unless b would exceed
+// room. next is the cursor after the entry.
 func appendDirent(b []byte, e *files.Entry, next uint64, room int) ([]byte, bool) {
 	size := (direntHead + len(e.Name) + 7) &^ 7
 	if len(b)+size > room {

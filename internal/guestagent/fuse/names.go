@@ -7,8 +7,8 @@ import (
 	"lull/internal/protocol/guest/files"
 )
 
-// remove removes a name. An open file is renamed to a hidden name until it is
-// closed, because the host knows files only by name.
+// remove removes a name. If the file is open, it is renamed to a hidden name until
+// it is closed, because the host knows files only by name.
 func (s *Server) remove(dir uint64, name string, isDir bool) syscall.Errno {
 	s.tree.order.Lock()
 	defer s.tree.order.Unlock()
@@ -39,7 +39,7 @@ func (s *Server) hide(n *node, path string) syscall.Errno {
 		s.mu.Unlock()
 		_, errno := s.host.ask(files.Request{Op: files.Rename, Path: path, Ino: n.ino, To: name, Mask: files.KeepTarget})
 		switch errno {
-		case syscall.EEXIST: // taken by a clone of this guest
+		case syscall.EEXIST: // a clone of this guest has used the name
 			continue
 		case 0:
 			s.tree.move(n, rootID, name)
@@ -49,13 +49,14 @@ func (s *Server) hide(n *node, path string) syscall.Errno {
 	}
 }
 
-// release handles the closing of a file.
+// release handles the close of an open file. After the last close it removes the
+// file if only the hidden name is left.
 func (s *Server) release(id uint64) {
 	n, last := s.tree.closed(id)
 	if !last {
 		return
 	}
-	_, _ = s.on(id, files.Request{Op: files.Close}) // a missing file counts as closed
+	_, _ = s.on(id, files.Request{Op: files.Close}) // if the file is missing, it counts as closed
 	if !s.tree.wasRemoved(id) {
 		return
 	}
@@ -63,7 +64,7 @@ func (s *Server) release(id uint64) {
 	defer s.tree.order.Unlock()
 	path, _, errno := s.tree.where(id)
 	if errno == 0 {
-		_, _ = s.host.ask(files.Request{Op: files.Remove, Path: path}) // there is no caller to report an error to
+		_, _ = s.host.ask(files.Request{Op: files.Remove, Path: path}) // no caller waits for the result
 	}
 	s.tree.unname(n)
 }
@@ -121,11 +122,11 @@ func (s *Server) link(q *request, name string) ([]byte, syscall.Errno) {
 	if errno != 0 {
 		return nil, errno
 	}
-	s.invalidate(q.u64(0)) // the link count in its cached attributes is too high by one
+	s.invalidate(q.u64(0)) // the kernel has added one to the cached link count, which included the new link already
 	return appendEntry(nil, id, &a.Attr, s.owner), 0
 }
 
-// handle returns a number for an open directory.
+// handle returns a new number for an open directory.
 func (s *Server) handle() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,12 +134,12 @@ func (s *Server) handle() uint64 {
 	return s.next
 }
 
-// maxList limits the entries of a directory that a guest can list, because they
-// are kept in its memory during the listing.
+// maxList is the maximum number of entries of a directory that the guest can list.
+// The entries are in the guest's memory during the listing.
 const maxList = 1 << 20
 
-// list returns entries of a directory. The directory is read completely at the
-// start, so that removals during the listing do not shift entries.
+// list returns the next entries of an open directory. It reads the whole directory
+// at the first call, so that later removals do not shift the entries.
 func (s *Server) list(q *request) ([]byte, syscall.Errno) {
 	if !q.need(headOfRead) {
 		return nil, syscall.EIO
@@ -165,7 +166,7 @@ func (s *Server) list(q *request) ([]byte, syscall.Errno) {
 	return b, 0
 }
 
-// entries reads a complete directory.
+// entries reads all entries of a directory.
 func (s *Server) entries(id uint64) ([]files.Entry, syscall.Errno) {
 	all := []files.Entry{{Ino: id, Type: syscall.DT_DIR, Name: "."}, {Ino: id, Type: syscall.DT_DIR, Name: ".."}}
 	for at := int64(0); ; {

@@ -8,26 +8,26 @@ import (
 	"lull/internal/protocol/guest/files"
 )
 
-// rootID is the number of the workspace root.
+// rootID is the node number of the workspace's root.
 const rootID = 1
 
-// node is a file known to the guest kernel: a number that stands for the path
-// under which it was found. The host knows only paths.
+// node is a file that the guest's kernel knows by a number. It records the path
+// under which the kernel found the file, because the host knows only paths.
 type node struct {
 	id      uint64
 	parent  *node // nil for the root and for removed files
 	name    string
-	ino     uint64 // inode on the host
+	ino     uint64 // inode number on the host
 	kind    uint32
-	lookups uint64 // lookups that the kernel has not forgotten
+	lookups uint64 // number of the kernel's lookups that it has not forgotten
 	opens   int
-	removed bool // has a hidden name until it is closed
+	removed bool // removed while open: the file has a hidden name until it is closed
 	kids    map[string]*node
 }
 
-// tree holds the nodes. order is write-locked to change a name and read-locked
-// while a path is in use, so that a path stays valid until its request has been
-// answered.
+// tree holds the nodes. order is locked for writing while a name changes, and for
+// reading while a path is in use, so that a path stays valid until its request has
+// been answered.
 type tree struct {
 	order sync.RWMutex
 
@@ -42,7 +42,7 @@ func newTree() *tree {
 	return &tree{root: root, nodes: map[uint64]*node{rootID: root}, next: rootID}
 }
 
-// where returns the path of a node and its expected inode.
+// where returns the path of a node and the inode number that the file must have.
 func (t *tree) where(id uint64) (path string, ino uint64, errno syscall.Errno) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -54,7 +54,7 @@ func (t *tree) where(id uint64) (path string, ino uint64, errno syscall.Errno) {
 	return path, n.ino, errno
 }
 
-// below returns the path of a name in a directory.
+// below returns the path of name in the directory with node number id.
 func (t *tree) below(id uint64, name string) (string, syscall.Errno) {
 	dir, _, errno := t.where(id)
 	if errno != 0 {
@@ -92,7 +92,8 @@ func (t *tree) path(n *node) (string, syscall.Errno) {
 	return p, 0
 }
 
-// found records that a name was returned to the kernel, and what it refers to.
+// found returns the node number for a directory entry that a lookup has found, and
+// counts the lookup.
 func (t *tree) found(dir uint64, name string, a *files.Attr) (id uint64, errno syscall.Errno) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,7 +103,7 @@ func (t *tree) found(dir uint64, name string, a *files.Attr) (id uint64, errno s
 	}
 	k := d.kids[name]
 	if k != nil && (k.ino != a.Ino || k.kind != a.Mode&syscall.S_IFMT) {
-		t.detach(k) // replaced by another file
+		t.detach(k) // another file has replaced it
 		k = nil
 	}
 	if k == nil {
@@ -123,7 +124,7 @@ func (t *tree) attach(n, dir *node, name string) {
 	dir.kids[name] = n
 }
 
-// detach removes a node's name.
+// detach removes a node from its directory.
 func (t *tree) detach(n *node) {
 	if n.parent == nil {
 		return
@@ -134,7 +135,7 @@ func (t *tree) detach(n *node) {
 	t.prune(dir)
 }
 
-// prune removes a node that is not referenced and has no children.
+// prune drops a node that the kernel does not reference and that has no children.
 func (t *tree) prune(n *node) {
 	if n.lookups > 0 || n.opens > 0 || len(n.kids) > 0 || n == t.root {
 		return
@@ -143,7 +144,7 @@ func (t *tree) prune(n *node) {
 	t.detach(n)
 }
 
-// forget drops references of the kernel.
+// forget takes back some of the kernel's references to a node.
 func (t *tree) forget(id, times uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,7 +156,7 @@ func (t *tree) forget(id, times uint64) {
 	t.prune(n)
 }
 
-// kid returns the node that the kernel knows under a name, or nil.
+// kid returns the known node of a directory entry, or nil.
 func (t *tree) kid(dir uint64, name string) *node {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -165,7 +166,7 @@ func (t *tree) kid(dir uint64, name string) *node {
 	return nil
 }
 
-// unname handles the removal of a file.
+// unname detaches the node of a removed file.
 func (t *tree) unname(n *node) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -175,7 +176,7 @@ func (t *tree) unname(n *node) {
 	}
 }
 
-// move handles a rename; the file that had the new name loses it.
+// move records a rename. A file that had the new name is detached.
 func (t *tree) move(n *node, dir uint64, name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,7 +198,7 @@ func (t *tree) move(n *node, dir uint64, name string) {
 	}
 }
 
-// opened counts an open of a file.
+// opened counts an open file.
 func (t *tree) opened(id uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -206,8 +207,8 @@ func (t *tree) opened(id uint64) {
 	}
 }
 
-// closed counts a close. last reports whether the file is no longer open and
-// must be removed.
+// closed counts a close. last reports whether it was the last, after which a
+// removed file must be deleted.
 func (t *tree) closed(id uint64) (n *node, last bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -219,14 +220,14 @@ func (t *tree) closed(id uint64) (n *node, last bool) {
 	return n, n.opens == 0
 }
 
-// isOpen reports whether a file is open in the guest.
+// isOpen reports whether the guest has the file open.
 func (t *tree) isOpen(n *node) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return n != nil && n.opens > 0 && n.kind == syscall.S_IFREG && !n.removed
 }
 
-// hidden records whether a file has a hidden name.
+// hidden records whether the file has a hidden name.
 func (t *tree) hidden(n *node, on bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
