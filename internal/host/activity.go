@@ -13,52 +13,52 @@ import (
 	"lull/internal/relay"
 )
 
-// The probes of an instance (Spec.Probes) are read in rounds, in the background:
-// no lock is held meanwhile, so a round delays no client. A round begins in a check
-// that has just sampled the workload, and its end causes the next check. In between
-// the workload is not sampled, because a probe may talk to it. What the workload did
-// for a probe then lies between two samples, and is not counted (discountLocked).
+// The probes of an instance (Spec.Probes) are read in rounds, in the background. No
+// lock is held meanwhile, so a round delays no client. A round begins in a check
+// that has just sampled the workload, and its end causes the next check. The
+// workload is not sampled in between, because a probe may talk to it. Whatever the
+// workload did for a probe therefore lies between two samples, and is not counted
+// (discountLocked).
 //
-// When nothing else prevents an idle pause, every probe is read once more, and the
-// pause begins only if all of these readings are quiet. An instance that sleeps is
-// never probed.
+// When only the probes are left to prevent an idle pause, every probe is read once
+// more, and the pause begins only if all of these readings are quiet. A sleeping
+// instance is never probed.
 
-// probeSettle is the time after a round in which a workload may close the
-// connections that the probes opened.
+// probeSettle is how long after a round the workload gets to close the connections
+// that the probes opened.
 const probeSettle = 50 * time.Millisecond
 
-// probeGrace is the extra time beyond its timeout for which a round waits for a
-// probe.
+// probeGrace is how long a round waits for a probe after the probe's timeout.
 const probeGrace = 2 * time.Second
 
-// roundShare limits discounting: activity during a round longer than
-// 1/roundShare of the interval counts as usual.
+// roundShare limits discounting: the activity during a round counts if the round
+// took more than 1/roundShare of its interval.
 const roundShare = 5
 
-// custom holds the probe readings of the present run. Guarded by mu.
+// custom holds the probe readings of the current run. Guarded by mu.
 type custom struct {
 	probes []probed  // parallel to Spec.Probes; empty before the first round
-	round  *round    // the round in progress, until the sample after it
-	final  time.Time // when the probes became the only obstacle to a pause; zero if there are others
-	own    []period  // the latest discounted rounds
+	round  *round    // the last round, until the sample after it
+	final  time.Time // since when only the probes prevent a pause; zero if anything else does
+	own    []period  // the most recent discounted rounds
 }
 
 // probed is the state of one probe.
 type probed struct {
 	reading idle.Reading
-	began   time.Time // when its reading began; zero if there is none
+	began   time.Time // start of the reading in progress; zero if there is none
 	next    time.Time
-	// outstanding is set while the last reading has not returned, which can be
-	// long after its timeout. The probe is not read again in the meantime.
+	// outstanding is set until the last reading has returned, which may be long
+	// after its timeout. The probe is not read again before.
 	outstanding bool
 }
 
-// round reads several probes concurrently.
+// round is a concurrent reading of several probes.
 type round struct {
 	began  time.Time
 	before instance.Sample
-	every  time.Duration // the shortest interval among its probes
-	visits bool          // some probe may use the instance, which those of files do not
+	every  time.Duration // the shortest interval of its probes
+	visits bool          // some probe may use the instance; only probes of files do not
 	cancel context.CancelFunc
 	done   chan struct{}
 	over   bool // guarded by mu
@@ -71,8 +71,8 @@ func within(all []period, t time.Time) bool {
 	return slices.ContainsFunc(all, func(p period) bool { return !t.Before(p.from) && !t.After(p.to) })
 }
 
-// resetProbesLocked discards all readings, because the instance was woken or
-// another run begins, and ends a round in progress. i.mu is held.
+// resetProbesLocked discards all readings and cancels a round in progress. It is
+// called when the instance was woken or another run begins. i.mu must be held.
 func (i *inst) resetProbesLocked() {
 	if r := i.custom.round; r != nil {
 		r.cancel()
@@ -84,8 +84,8 @@ func (i *inst) resetProbesLocked() {
 	i.custom.round, i.custom.final, i.custom.own = nil, time.Time{}, nil
 }
 
-// probeReadingsLocked returns the readings of the probes. While the instance
-// runs, readings that are too old are unknown. i.mu is held.
+// probeReadingsLocked returns the readings of the probes. While the instance runs,
+// a reading that is too old is unknown. i.mu must be held.
 func (i *inst) probeReadingsLocked(now time.Time) (out []idle.Reading) {
 	asleep := i.rec.State.Asleep()
 	for n := range i.spec().Probes {
@@ -97,7 +97,7 @@ func (i *inst) probeReadingsLocked(now time.Time) (out []idle.Reading) {
 		} else if asleep {
 			continue
 		}
-		if asleep { // the readings date from the pause
+		if asleep { // the readings were taken before the pause
 			r.MaxAge = 0
 		}
 		out = append(out, r)
@@ -112,9 +112,9 @@ func (i *inst) probing() bool {
 	return i.custom.round != nil && !i.custom.round.over
 }
 
-// confirmed reports whether every probe has been read since the probes became
-// the only obstacle to the idle pause. Otherwise it begins a round, whose end
-// causes the next check.
+// confirmed reports whether every probe has been read since only the probes were
+// left to prevent the idle pause. If not, it begins a round, whose end causes the
+// next check.
 func (i *inst) confirmed(now time.Time) bool {
 	probes := i.spec().Probes
 	i.mu.Lock()
@@ -131,16 +131,15 @@ func (i *inst) confirmed(now time.Time) bool {
 	return fresh
 }
 
-// unconfirmed records that something other than a probe prevents the idle
-// pause.
+// unconfirmed records that something other than the probes prevents the idle pause.
 func (i *inst) unconfirmed() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.custom.final = time.Time{}
 }
 
-// probeDue begins a round if probes are due. It returns when the next probes
-// are due (zero for never) and whether a round is in progress.
+// probeDue begins a round if probes are due. It returns when the next probes are
+// due, zero for never, and whether a round is in progress.
 func (i *inst) probeDue(now time.Time) (next time.Time, begun bool) {
 	if len(i.spec().Probes) == 0 {
 		return time.Time{}, false
@@ -158,9 +157,9 @@ func (i *inst) probeDue(now time.Time) (next time.Time, begun bool) {
 	return next, false
 }
 
-// beginRound begins a round of the probes that are due, or of all. It returns
-// false if there are none. The caller holds the lock of the instance and has
-// just sampled it.
+// beginRound begins a round of the probes that are due, or of all probes. It
+// returns false if there are none. The caller must hold the lock of the instance
+// and must just have sampled it.
 func (i *inst) beginRound(now time.Time, all bool) bool {
 	probes := i.spec().Probes
 	ctx, cancel := context.WithCancel(i.h.ctx)
@@ -202,8 +201,8 @@ func (i *inst) beginRound(now time.Time, all bool) bool {
 	return true
 }
 
-// runRound reads the given probes concurrently and waits for them until shortly
-// after their timeouts.
+// runRound reads the given probes concurrently. It waits for each until its timeout
+// plus probeGrace.
 func (i *inst) runRound(ctx context.Context, r *round, which []int) {
 	defer close(r.done)
 	defer r.cancel()
@@ -255,8 +254,8 @@ func (i *inst) runRound(ctx context.Context, r *round, which []int) {
 	}
 }
 
-// noteProbe stores a probe's reading. Activity counts from the end of the
-// reading; the age of any other reading counts from its beginning.
+// noteProbe stores a probe's reading. A reading of activity is dated at its end,
+// any other at its beginning.
 func (i *inst) noteProbe(r *round, n int, said activity.Reading) {
 	now := i.h.Now()
 	i.mu.Lock()
@@ -272,7 +271,7 @@ func (i *inst) noteProbe(r *round, n int, said activity.Reading) {
 	}
 }
 
-// readProbe takes a reading.
+// readProbe reads a probe once.
 func (i *inst) readProbe(ctx context.Context, p *instance.Probe) activity.Reading {
 	env := []string{"LULL_INSTANCE=" + i.name()}
 	if p.Kind == instance.ProbeExec && p.Inside {
@@ -304,8 +303,8 @@ func (i *inst) readInside(ctx context.Context, p *instance.Probe) activity.Readi
 	return activity.Exited(out.ExitCode, out.Stderr)
 }
 
-// endRound cancels a round in progress before a pause that a user requested: a
-// probe's connection must not prevent the pause, and its command must not be
+// endRound cancels a round in progress before a pause that a user requested.
+// Otherwise a probe's connection could prevent the pause, or its command could be
 // frozen.
 func (i *inst) endRound() {
 	i.mu.Lock()
@@ -321,13 +320,15 @@ func (i *inst) endRound() {
 	}
 }
 
-// discountLocked removes the probes' own effect after a round: usage of the
-// workload between the sample before the round and s is taken out of the
-// window, and connections that came or ended in that time, or during an earlier
-// round, are removed from s and a. This also hides a client whose whole visit
-// falls into a round and leaves no other trace. The idle time may then begin
-// earlier, but open connections still prevent a pause. A round that took too
-// long is not discounted. i.mu is held.
+// discountLocked removes the effect of the probes themselves after a round. It
+// takes the workload's usage between the sample before the round and s out of the
+// window. From s and a it removes connections that came or ended in that time or
+// during an earlier round.
+//
+// This also hides a client whose whole visit falls into a round and leaves no other
+// trace. The idle time may then begin too early, but an open connection still
+// prevents a pause. A round that took too long is not discounted. i.mu must be
+// held.
 func (i *inst) discountLocked(s *instance.Sample, a *relay.Activity) {
 	c := &i.custom
 	if r := c.round; r != nil && r.over {
@@ -359,7 +360,8 @@ func (i *inst) discountLocked(s *instance.Sample, a *relay.Activity) {
 	}
 }
 
-// checkProbes lists the probes of a new instance that its runtime cannot run.
+// checkProbes returns an error that lists the probes of a new instance that its
+// runtime cannot run.
 func (h *Host) checkProbes(s *instance.Spec, rt Runtime) error {
 	_, can := rt.(instance.Execer)
 	for n, p := range s.Probes {

@@ -18,15 +18,15 @@ import (
 	"lull/internal/platform/activity"
 )
 
-// fakeProbe is a probe with scripted answers.
+// fakeProbe is a probe whose answers the test determines.
 type fakeProbe struct {
 	mu     sync.Mutex
 	says   idle.State
 	takes  time.Duration
-	during func(context.Context) // called within each reading
+	during func(context.Context) // called during each reading
 	reads  []time.Time
 
-	now, most atomic.Int32 // readings in progress
+	now, most atomic.Int32 // readings in progress, and their maximum
 }
 
 func (f *fakeProbe) set(s idle.State) {
@@ -35,7 +35,7 @@ func (f *fakeProbe) set(s idle.State) {
 	f.says = s
 }
 
-// while has readings take a time and call a function.
+// while sets how long each reading takes and what is called during it.
 func (f *fakeProbe) while(takes time.Duration, during func(context.Context)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -69,13 +69,13 @@ func (f *fakeProbe) read(ctx context.Context, _ *instance.Probe, _ []string) act
 	return activity.Reading{State: f.says, Detail: "as the test says"}
 }
 
-// probedBy gives a spec a probe.
+// probedBy adds a probe to a spec.
 func probedBy(s *instance.Spec) {
 	s.StopAfter = new(idle.Duration)
 	s.Probes = []instance.Probe{{Name: "job", Kind: instance.ProbeExec, Command: []string{"x"}, Interval: idle.Duration(10 * time.Second)}}
 }
 
-// inProbed runs a test with an instance web that has a probe which answers in 20 ms.
+// inProbed runs a test with an instance web whose probe answers in 20 ms.
 func inProbed(t *testing.T, says idle.State, f func(r *rig, p *fakeProbe, web string)) {
 	t.Helper()
 	p := &fakeProbe{says: says, takes: 20 * time.Millisecond}
@@ -85,7 +85,7 @@ func inProbed(t *testing.T, says idle.State, f func(r *rig, p *fakeProbe, web st
 	})
 }
 
-// blocked reports whether the probe blocks with a code.
+// blocked reports whether there is a block by the probe with this code.
 func blocked(blocks []idle.Block, code idle.Code) bool {
 	return slices.ContainsFunc(blocks, func(b idle.Block) bool { return b.Signal == "probe:job" && b.Code == code })
 }
@@ -107,7 +107,7 @@ func TestProbeHoldsAndLetsGo(t *testing.T) {
 				}
 				p.set(idle.Quiet)
 				time.Sleep(30 * time.Second)
-				if c.says == idle.Active { // the idle time begins at the end of the reading
+				if c.says == idle.Active { // the idle time starts at the end of the reading
 					r.is("web", power.Running)
 				}
 				time.Sleep(time.Minute)
@@ -129,7 +129,8 @@ func TestProbeHoldsAndLetsGo(t *testing.T) {
 	}
 }
 
-// A probe that is active only when it is read right before the pause prevents it.
+// TestProbeReadAfreshBeforeThePause checks that a probe that is active only in the
+// reading right before the pause prevents the pause.
 func TestProbeReadAfreshBeforeThePause(t *testing.T) {
 	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, _ string) {
 		i := r.byName["web"]
@@ -150,7 +151,8 @@ func TestProbeReadAfreshBeforeThePause(t *testing.T) {
 	})
 }
 
-// A client that comes while the probes are read before the pause is served at once.
+// TestClientDuringTheLastReading checks that a client that comes while the probes
+// are read before the pause is served at once.
 func TestClientDuringTheLastReading(t *testing.T) {
 	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, web string) {
 		i := r.byName["web"]
@@ -185,8 +187,8 @@ func TestClientDuringTheLastReading(t *testing.T) {
 	})
 }
 
-// A probe that never returns is unknown, is started only once, and delays
-// neither clients nor users.
+// TestHungProbe checks that a probe that never returns is unknown, is started only
+// once, and delays neither clients nor users.
 func TestHungProbe(t *testing.T) {
 	release := make(chan struct{})
 	p := &fakeProbe{says: idle.Quiet}
@@ -227,8 +229,9 @@ func TestHungProbe(t *testing.T) {
 	})
 }
 
-// The effects of a probe on the instance are not use: connections, and the work
-// that they cause. A reading that takes long cannot be told from use.
+// TestProbeIsNoUse checks that a probe's connections to the instance, and the work
+// that they cause, do not count as use. A reading that takes long is the exception,
+// because it cannot be distinguished from use.
 func TestProbeIsNoUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		takes time.Duration
@@ -253,8 +256,9 @@ func TestProbeIsNoUse(t *testing.T) {
 	}
 }
 
-// A client counts beside the probe's own connections if it stays longer than a
-// reading takes, and always beside a probe that makes no connections.
+// TestClientBesideProbe checks that a client counts despite the probe's own
+// connections if it stays longer than a reading takes, and always if the probe
+// makes no connections.
 func TestClientBesideProbe(t *testing.T) {
 	for kind, stays := range map[string]time.Duration{"exec": time.Second, "file": 0} {
 		t.Run(kind, func(t *testing.T) {
@@ -284,8 +288,9 @@ func TestClientBesideProbe(t *testing.T) {
 	}
 }
 
-// After a crash nothing is known of a probe until it is read again; what slept
-// sleeps on without a reading.
+// TestProbeAfterCrash checks that after a crash of the daemon a probe is unknown
+// until it is read again, and that a sleeping instance continues to sleep without a
+// reading.
 func TestProbeAfterCrash(t *testing.T) {
 	p := &fakeProbe{says: idle.Quiet, takes: 20 * time.Millisecond}
 	inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) {
@@ -313,7 +318,8 @@ func TestProbeAfterCrash(t *testing.T) {
 	})
 }
 
-// A reading from before a pause says nothing about the time after it.
+// TestProbeForgottenAtWake checks that a reading from before a pause is not used
+// after the wake.
 func TestProbeForgottenAtWake(t *testing.T) {
 	inProbed(t, idle.Quiet, func(r *rig, p *fakeProbe, _ string) {
 		time.Sleep(20 * time.Second)
@@ -332,7 +338,8 @@ func TestProbeForgottenAtWake(t *testing.T) {
 	})
 }
 
-// With leases_only, probes are the only signals that count.
+// TestProbeWithLeasesOnly checks that with leases_only probes still count, and no
+// other signal does.
 func TestProbeWithLeasesOnly(t *testing.T) {
 	p := &fakeProbe{says: idle.Active, takes: 20 * time.Millisecond}
 	inTuned(t, func(c *Config) { c.ReadProbe = p.read }, func(r *rig) {
@@ -346,8 +353,8 @@ func TestProbeWithLeasesOnly(t *testing.T) {
 	})
 }
 
-// Reading probes of several instances and kinds never overlaps for one probe, and
-// each is read at its own interval.
+// TestProbeIntervals checks that each of several probes is read at its own
+// interval, and that readings of one probe never overlap.
 func TestProbeIntervals(t *testing.T) {
 	var mu sync.Mutex
 	reads, now := map[string]int{}, map[string]int{}

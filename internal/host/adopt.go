@@ -13,23 +13,24 @@ import (
 	"lull/internal/host/account"
 )
 
-// Limits of adoption.
+// Limits on adoption.
 const (
-	adoptLimit  = 10 * time.Second // search for one run
-	adoptAgain  = 5 * time.Second  // one attempt that a caller waits for
+	adoptLimit  = 10 * time.Second // time for the search for one run
+	adoptAgain  = 5 * time.Second  // time for an attempt for which a caller waits
 	adoptAtOnce = 16               // concurrent searches
-	loadWait    = 2 * time.Second  // time for which Load waits before requests are served
+	loadWait    = 2 * time.Second  // how long Load waits before requests are served
 )
 
 // beingSought means that the search for a run is still in progress.
 var beingSought = errors.New("the search for its run is in progress")
 
-// Load adopts what an earlier daemon left: records in any state, written at any
-// instant. A run that still exists is adopted, one that ended in the meantime
-// is handled like any other exit, and a paused one passes through the fence
-// before it is frozen again. Load waits for this only briefly. Searches that
-// hang continue while other instances are served. Call Load once, before Run
-// and before serving requests.
+// Load takes over what an earlier daemon left. The records may be in any state and
+// may have been written at any instant.
+//
+// A run that still exists is adopted, and one that has ended is handled like any
+// other exit. A paused one passes through the fence before it is frozen again. Load
+// waits only briefly; searches that hang continue while other instances are served.
+// Load must be called once, before Run and before requests are served.
 func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 	var errs []error
 	for n := range recs {
@@ -44,8 +45,8 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 		}
 		i := newInst(h, rec, rt)
 		if err := i.openRelay(); err != nil {
-			// The instance is kept. Its state and promises do not depend on the
-			// port, which the error names.
+			// The instance is kept: its state and promises do not depend on the
+			// port.
 			errs = append(errs, fmt.Errorf("cannot open the ports of %s: %w", rec.Spec.Name, err))
 			i.rec.StatusReason = "its ports could not be opened: " + err.Error()
 		}
@@ -64,12 +65,12 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 	return errors.Join(append(errs, h.adoptAll(ctx))...)
 }
 
-// adoptAll adopts every instance. It returns the errors seen before its wait
-// ended.
+// adoptAll adopts every instance. It returns the errors that occurred before its
+// wait ended.
 func (h *Host) adoptAll(ctx context.Context) error {
 	var mu sync.Mutex
 	var errs []error
-	gone := false // the caller has stopped waiting for errs
+	gone := false // nothing receives from errs anymore
 	take := func(i *inst) {
 		i.acquire()
 		err := i.seek(ctx)
@@ -106,8 +107,8 @@ func (h *Host) adoptAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// adopt brings one instance into the state that its record names. It searches
-// for the run no longer than limit. The caller holds the lock.
+// adopt brings one instance into the state that its record names. It searches for
+// the run for at most limit. i.lock must be held.
 func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	was := i.state()
 	i.mu.Lock()
@@ -147,8 +148,8 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		}
 		return i.adoptEnded(was, gone.Exit, why)
 	case err != nil:
-		// Not found is not stopped: the instance stays as recorded, and the
-		// search is repeated.
+		// The run may exist although it was not found. The instance therefore stays
+		// as recorded, and the search is repeated.
 		i.h.retryAdopt(i)
 		return fmt.Errorf("cannot take over %s: %w", i.name(), err)
 	}
@@ -170,11 +171,11 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		}
 	}
 	i.mu.Lock()
-	if automatic && was == power.Paused { // the stop is decided anew
+	if automatic && was == power.Paused { // the stop is decided again
 		i.rec.State, i.rec.StoppedBy = was, ""
 	}
 	if s, ok := w.(instance.Hibernator); ok && s.Hibernated() && was.Asleep() {
-		// It was saved, but the daemon ended before it could record that.
+		// The guest was saved, but the daemon ended before it recorded that.
 		was, i.rec.State = power.Hibernated, power.Hibernated
 	}
 	i.mu.Unlock()
@@ -183,8 +184,8 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		if err := i.continueStart(ctx, w); err == nil {
 			return nil
 		}
-		// It is unknown how far the start came, and its caller no longer
-		// exists. Only a clean start leads to a known state.
+		// How far the start came is unknown, and its caller no longer exists. Only
+		// a new start leads to a known state.
 		if err := i.startFailed(w, errors.New("the daemon ended while it was starting"), false); err != nil && i.state() != power.Stopped {
 			return err
 		}
@@ -194,35 +195,35 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 		err := a.walk(i.h.steps.resumeStop)
 		var unusable *instance.SnapshotError
 		switch {
-		case errors.As(err, &unusable): // no caller is left to report it to
+		case errors.As(err, &unusable): // no caller is left to whom this could be reported
 			if err := i.endNow(ctx); err != nil {
 				return err
 			}
 		case err != nil:
-			i.h.due.Set(i.due, i.h.Now().Add(time.Second)) // the deadline ends it
+			i.h.due.Set(i.due, i.h.Now().Add(time.Second)) // the check at this deadline completes the stop
 			return err
 		}
 		return i.finishStop(ctx, "restart", i.rec.StatusReason)
 	}
 	if err := i.adoptAlive(ctx, was, w); err != nil {
-		i.h.due.Set(i.due, i.h.Now().Add(time.Second)) // the deadline checks it again
+		i.h.due.Set(i.due, i.h.Now().Add(time.Second)) // the check at this deadline tries again
 		return err
 	}
 	return nil
 }
 
-// Progress of an automatic stop when its daemon died.
+// How far an automatic stop came before its daemon died.
 const (
-	stopOff  = iota // canceled, or the program was not asked to exit: the stop is decided again
+	stopOff  = iota // it was canceled, or the program was not asked to exit: the stop is decided again
 	stopOn          // the program exits when it is thawed
 	stopOver        // the program has exited
 )
 
-// stopProgress returns how far the automatic stop of an earlier daemon came.
-// Its record does not tell if it was called off for a client. A program that
-// was asked to exit must serve no further client. While it is frozen, the
-// signal is pending. If the supervisor has thawed it, it may be about to exit,
-// so clients wait as long as that can take. The caller holds the lock.
+// stopProgress returns how far the automatic stop of an earlier daemon came. The
+// record does not show whether a client canceled it. A program that was asked to
+// exit must not serve any more clients. While it is frozen, its signal is pending.
+// If the supervisor has thawed it, it may be about to exit, so stopProgress waits
+// for the stop grace, and clients wait meanwhile. i.lock must be held.
 func (i *inst) stopProgress(ctx context.Context, w Workload) int {
 	still, err := w.Still()
 	if err == nil && still {
@@ -234,9 +235,9 @@ func (i *inst) stopProgress(ctx context.Context, w Workload) int {
 			return stopOff
 		}
 	}
-	if err != nil { // unknown: what is thawed exits or serves
+	if err != nil { // unknown: once thawed, the program either exits or serves clients
 		if err := w.Thaw(); err != nil {
-			return stopOff // adoption reports it
+			return stopOff // adoption will report it
 		}
 	}
 	i.mu.Lock()
@@ -253,15 +254,16 @@ func (i *inst) stopProgress(ctx context.Context, w Workload) int {
 	return stopOff
 }
 
-// requestLimit is how long a request that an earlier daemon sent to another
-// process can still take effect.
+// requestLimit is how long a request that an earlier daemon sent to another process
+// may still take effect.
 const requestLimit = 30 * time.Second
 
-// adoptAlive adopts a run that was running, paused or in a transition.
+// adoptAlive adopts a run that was running, paused or in a transition before the
+// daemon ended.
 func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) error {
 	i.shut(false) // the earlier daemon may have died just before it recorded a stop
-	// An instance with its own network is relayed to wherever it listens, even
-	// if its listeners cannot be read.
+	// The relay reaches an instance with its own network wherever that listens, so
+	// adoption continues even if its listeners cannot be read.
 	if ls, err := w.Listeners(); err == nil || i.rt.Capabilities().Network {
 		if err := i.decidePaths(append([]instance.Endpoint(nil), i.spec().Expose...), ls); err != nil {
 			return err
@@ -279,10 +281,10 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 			i.timed.since = i.rec.LastPausedAt
 			i.mu.Unlock()
 		}
-		if err != nil { // Nothing watches its sockets, so wake it.
+		if err != nil { // Nothing watches its sockets, so it must be woken.
 			return fmt.Errorf("cannot determine whether %s is frozen: %w", i.name(), err)
 		}
-		if !still { // its recent activity is unknown, so it counts as active
+		if !still { // the program may have been active recently, so it counts as active now
 			i.update(func(r *instance.Record) { r.State = power.Resuming })
 			return i.foundResumed("supervisor", letRunSaying)
 		}
@@ -291,8 +293,8 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		if was == power.Pausing {
 			i.expectOwnPause(i.h.Now().Add(requestLimit))
 		}
-		// lull records its own pauses before they begin, so this one was made
-		// outside lull.
+		// lull records its own pauses before they begin, so this one was not made
+		// by lull.
 		if still, err := w.Still(); err == nil && still && (was == power.Running || i.pausedByOthers()) {
 			if was == power.Running {
 				return i.pausedOutside("it was paused while no daemon was running")
@@ -310,7 +312,7 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 		case errors.As(err, &unusable):
 			i.update(func(r *instance.Record) { r.State = power.Resuming })
 			return i.bootAnew(ctx, "restart", "the daemon ended in the middle of a wake", unusable)
-		case err != nil: // it may be frozen, so it does not count as running
+		case err != nil: // the program may be frozen, so it does not count as running
 			if was == power.Running {
 				i.update(func(r *instance.Record) { r.State, r.StatusReason = power.Pausing, err.Error() })
 			}
@@ -320,8 +322,8 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 			return fmt.Errorf("cannot thaw %s: %w", i.name(), err)
 		}
 		if was == power.Running {
-			// Activity since the last record was lost with the daemon that saw
-			// it.
+			// Activity after the last record is unknown, because only the earlier
+			// daemon saw it.
 			i.update(func(r *instance.Record) { r.LastActivityAt = i.h.Now() })
 			i.open()
 			i.scheduleAwake(i.h.Now())
@@ -350,13 +352,13 @@ func (i *inst) adoptAlive(ctx context.Context, was power.Instance, w Workload) e
 // when its daemon ended.
 const (
 	letRunSaying    = account.LetRun
-	restartedSaying = account.Restarted             // a prefix
-	disorderSaying  = "it could not exit cleanly: " // before the cause, in the reason of a stop
+	restartedSaying = account.Restarted             // start of a reason
+	disorderSaying  = "it could not exit cleanly: " // in the reason of a stop, before the cause
 	midChangeSaying = "the daemon ended in the middle of a change"
 )
 
-// foundResumed records a resume that happened while no daemon ran, with the
-// time at which it was found.
+// foundResumed records a resume that happened while no daemon ran. Its time is when
+// it was found.
 func (i *inst) foundResumed(by, why string) error {
 	now := i.h.Now()
 	i.note(func(r *instance.Record) {
@@ -370,7 +372,7 @@ func (i *inst) foundResumed(by, why string) error {
 	return nil
 }
 
-// foundPausing returns an instance whose pause did not complete to running. It
+// foundPausing returns an instance whose pause was not completed to running. It
 // records no resume.
 func (i *inst) foundPausing() error {
 	now := i.h.Now()
@@ -382,8 +384,8 @@ func (i *inst) foundPausing() error {
 	return nil
 }
 
-// adoptEnded records an exit that happened while no daemon ran, then applies
-// the restart rule.
+// adoptEnded records an exit that happened while no daemon ran, and restarts the
+// instance if its restart rule says so.
 func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) error {
 	now := i.h.Now()
 	if e.At.IsZero() {
@@ -399,7 +401,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed = power.Stopped, why, &e, 0, 0
 		if i.spec().Adopted.IsUnit() {
-			r.RestartAt = time.Time{} // systemd restarts it, or not
+			r.RestartAt = time.Time{} // restarting a unit is up to systemd
 		} else if was != power.Stopping {
 			r.ApplyRestartRule(e, now)
 		} else {
@@ -413,7 +415,7 @@ func (i *inst) adoptEnded(was power.Instance, e instance.Exit, cause string) err
 	return nil
 }
 
-// retryAdopt repeats a failed search for a run.
+// retryAdopt repeats a failed search for a run until it succeeds.
 func (h *Host) retryAdopt(i *inst) {
 	if !i.loops.lost.CompareAndSwap(false, true) {
 		return // another retry is in progress
@@ -438,8 +440,8 @@ func (h *Host) retryAdopt(i *inst) {
 	})
 }
 
-// seek adopts i in the background, unless another caller already does. A stop
-// does not wait for it. The caller holds the lock.
+// seek adopts i, with adoptLimit for the search. A stop interrupts the search.
+// i.lock must be held.
 func (i *inst) seek(ctx context.Context) error {
 	if i.workload() != nil {
 		return nil
@@ -451,9 +453,9 @@ func (i *inst) seek(ctx context.Context) error {
 	return i.adopt(ctx, adoptLimit)
 }
 
-// takenOver makes sure that a run left by an earlier daemon is adopted. Until
-// then the instance can be neither woken nor stopped, and no second run is
-// started. The caller holds the lock.
+// takenOver makes sure that a run left by an earlier daemon has been adopted. Until
+// then the instance can be neither woken nor stopped, and no second run may start.
+// i.lock must be held.
 func (i *inst) takenOver() error {
 	if i.workload() != nil || i.state() == power.Stopped {
 		return nil
@@ -461,9 +463,9 @@ func (i *inst) takenOver() error {
 	return i.adopt(i.h.ctx, adoptAgain)
 }
 
-// endUnknown ends, for a user, a run that could not be adopted because of
-// cause. The program cannot be asked to exit, but its runtime can identify and
-// kill it.
+// endUnknown ends, at a user's request, a run that could not be adopted because of
+// cause. The program cannot be asked to exit, but its runtime can identify and kill
+// it.
 func (i *inst) endUnknown(ctx context.Context, by string, cause error) error {
 	e, ok := i.rt.(instance.Ender)
 	if !ok {

@@ -11,8 +11,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// adoptContainer makes an instance of a container that no label puts under lull's
-// control. It is neither started nor stopped.
+// adoptContainer makes an instance of a container whose labels do not request
+// adoption. lull neither starts nor stops the container.
 func (h *Host) adoptContainer(ctx context.Context, q hostctl.Adopt) (id string, err error) {
 	refuse := func(format string, args ...any) error {
 		return &RefusedError{Name: "container " + q.Container, What: "adopt", Reason: fmt.Sprintf(format, args...)}
@@ -52,7 +52,7 @@ func (h *Host) adoptContainer(ctx context.Context, q hostctl.Adopt) (id string, 
 	return id, nil
 }
 
-// mayRelease returns an error if i is not lull's to release.
+// mayRelease returns an error if i cannot be released.
 func (i *inst) mayRelease(ctx context.Context) error {
 	refuse := func(why string) error { return &RefusedError{Name: i.name(), What: "release", Reason: why} }
 	switch s := i.spec(); {
@@ -61,7 +61,8 @@ func (i *inst) mayRelease(ctx context.Context) error {
 	case s.Runtime != instance.RuntimeDocker:
 		return refuse("it was started by lull. Stop and remove it with: lull rm " + i.name())
 	default:
-		// One that is gone or unknown now is adopted by its label when it is seen.
+		// A container that cannot be found now is adopted by its label when it is
+		// seen again.
 		if c, err := i.rt.(instance.ContainerAdopter).Container(ctx, s.Image); err == nil && c.Labelled {
 			return refuse("its label puts it under lull's control. Create the container again without the label lull.pause-after")
 		}

@@ -16,8 +16,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// AdoptProgram makes an instance of a running program, where it runs. The
-// instance has the name of the program unless q names it.
+// AdoptProgram makes an instance of a running program, without moving it. Unless q
+// has a name, the instance gets that of the program.
 func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, err error) {
 	named := 0
 	for _, given := range []bool{q.PID != 0, q.Cgroup != "", q.Unit != "", q.Container != ""} {
@@ -46,7 +46,7 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	if !ok {
 		return "", refuse(errors.New("this host cannot adopt programs"))
 	}
-	h.adopting.Lock() // concurrent adoptions of the same program must not both pass the check
+	h.adopting.Lock() // otherwise two concurrent adoptions of a program could both pass the check
 	defer h.adopting.Unlock()
 	target, p, err := rt.Resolve(instance.Adopted{PID: q.PID, Cgroup: q.Cgroup, Unit: q.Unit, Manager: q.Manager}, q.Caller)
 	if err == nil {
@@ -82,7 +82,7 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	return id, nil
 }
 
-// heldAlready returns an error if one of pids belongs to an instance.
+// heldAlready returns an error if one of pids already belongs to an instance.
 func (h *Host) heldAlready(pids []int) error {
 	for _, i := range h.all() {
 		w := i.workload()
@@ -128,13 +128,14 @@ func (h *Host) freeName(program string, pid int) string {
 	return try
 }
 
-// ListAdopted returns the instances that lull did not start, by name.
+// ListAdopted returns the instances whose programs lull did not start, sorted by
+// name.
 func (h *Host) ListAdopted() []hostctl.Instance {
 	return slices.DeleteFunc(h.List(false), func(o hostctl.Instance) bool { return o.Adopted == nil && o.Runtime != instance.RuntimeDocker })
 }
 
-// ReleaseProgram lets an adopted program or container continue without lull: it
-// thaws it, unless others froze it, and removes the instance.
+// ReleaseProgram stops managing an adopted program or container. It thaws the
+// program, unless others froze it, and removes the instance.
 func (h *Host) ReleaseProgram(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -171,8 +172,8 @@ func (h *Host) ReleaseProgram(ctx context.Context, ref, by string) error {
 	return i.remove(ctx, by, "released by "+requester(ctx))
 }
 
-// foreign reports whether lull can neither stop the instance nor start it again,
-// because it did not start it.
+// foreign reports whether lull can neither stop nor start the instance, because
+// lull did not start its program.
 func (i *inst) foreign() bool {
 	s := i.spec()
 	return s.Adopted != nil && !s.Adopted.IsUnit()
@@ -188,13 +189,13 @@ func (i *inst) notOurs(what string) error {
 		"lull did not start it and could not start it again. Stop it where it was started, or let lull forget it with: lull adopt release %s", i.name())}
 }
 
-// releaseAgain is the interval between attempts to remove the record of a program
-// that has ended.
+// releaseAgain is the interval between attempts to remove the record of an adopted
+// program that has ended.
 const releaseAgain = time.Second
 
-// releaseEnded removes an adopted instance whose program has ended, once the
-// holder of the lock releases it. It does nothing for any other instance. A
-// unit is kept, because systemd can start it again, and lull follows that.
+// releaseEnded removes an adopted instance whose program has ended, as soon as the
+// instance's lock is free. Other instances, and units, which systemd can start
+// again, are kept.
 func (i *inst) releaseEnded() {
 	if a := i.spec().Adopted; a.IsUnit() {
 		if f, ok := i.rt.(instance.UnitFollower); ok {
@@ -224,8 +225,8 @@ func (i *inst) releaseEnded() {
 	})
 }
 
-// remove removes an instance of which lull keeps nothing running. The caller
-// holds the lock.
+// remove removes an instance, without ending a program that lull did not start.
+// i.lock must be held.
 func (i *inst) remove(ctx context.Context, by, why string) error {
 	if i.requests.deleted.Load() {
 		return nil
@@ -244,7 +245,7 @@ func (i *inst) remove(ctx context.Context, by, why string) error {
 			i.h.log.Warn("cannot remove the logs of an instance", "instance", i.name(), "err", err)
 		}
 	}
-	if i.state() != power.Stopped { // it continues to run, but lull no longer manages it
+	if i.state() != power.Stopped { // the program continues to run, but lull no longer manages it
 		i.forgetRun()
 		i.update(func(r *instance.Record) { r.State, r.StatusReason = power.Stopped, why })
 	}
@@ -253,9 +254,9 @@ func (i *inst) remove(ctx context.Context, by, why string) error {
 	return nil
 }
 
-// showListeners reports the listeners of an adopted program as its endpoints,
-// since no setting names them. If one of them cannot be watched, the program is
-// not paused.
+// showListeners reports the listeners of an adopted program as the instance's
+// endpoints, because no setting names them. If one of them cannot be watched, the
+// program is never paused.
 func (i *inst) showListeners(w Workload) {
 	if i.spec().Adopted == nil {
 		return

@@ -13,14 +13,14 @@ import (
 	"lull/internal/host/admission"
 )
 
-// scheduleAwake schedules the first check after a start or wake. It comes early
-// because the first sample only provides the base for deltas.
+// scheduleAwake schedules the first check after a start or wake. It is early,
+// because the first sample is only the base for later ones.
 func (i *inst) scheduleAwake(now time.Time) {
 	i.h.due.Set(i.due, now.Add(i.probeEvery()/5))
 }
 
-// scheduleAsleep schedules the next step of the ladder, counted from entering
-// PAUSED. An instance without a ladder costs no deadline.
+// scheduleAsleep schedules the next step of the ladder, which counts from the
+// pause. Without a ladder there is no deadline.
 func (i *inst) scheduleAsleep(now time.Time) {
 	t, _ := i.nextStep()
 	if d := i.wakeDue(); !d.IsZero() && (t.IsZero() || d.Before(t)) {
@@ -40,8 +40,8 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// nextStep returns when a paused instance goes one state deeper, and which
-// state that is. Leases and snoozes delay it until they end.
+// nextStep returns when a paused instance enters the next deeper state, and which
+// one. Leases and snoozes delay it until they end.
 func (i *inst) nextStep() (time.Time, power.Instance) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -73,15 +73,14 @@ func (i *inst) ladderLocked() (time.Time, power.Instance) {
 	return at, to
 }
 
-// stopDueLocked returns when the ladder ends in a stop; zero for never. Every
-// other step keeps connections, but a stop cuts them. So it waits for
-// connections that were open when a user forced the pause, until they may be
-// ignored, if they ever may. A connection that moves data or closes before then
-// wakes the instance.
+// stopDueLocked returns when the ladder ends in a stop, or zero for never. Every
+// other step keeps connections, but a stop closes them. If connections were open
+// when a user forced the pause, the stop waits until they may be ignored, if ever.
+// A connection that carries data or closes before then wakes the instance.
 func (i *inst) stopDueLocked() time.Time {
 	d, quiet := i.stopAfter(), time.Duration(i.spec().QuietConnectionAfter)
 	switch {
-	case d == 0, i.seen.conns > 0 && quiet == 0, i.timed.timers != nil: // a cron that is stopped has no timers
+	case d == 0, i.seen.conns > 0 && quiet == 0, i.timed.timers != nil: // timers: a stopped cron would run no jobs
 		return time.Time{}
 	case i.seen.conns > 0:
 		d = max(d, quiet)
@@ -89,9 +88,9 @@ func (i *inst) stopDueLocked() time.Time {
 	return i.rec.LastPausedAt.Add(d)
 }
 
-// heldLocked returns the time until which a lease or snooze keeps an instance
-// from going deeper. Zero or a past time means that nothing does. Leases and
-// snoozes never wake an instance.
+// heldLocked returns until when a lease or snooze keeps an instance from entering a
+// deeper state. If the time is zero or past, none does. Leases and snoozes never
+// wake an instance.
 func (i *inst) heldLocked() time.Time {
 	end := i.rec.SnoozedUntil
 	for _, l := range i.rec.Leases {
@@ -100,14 +99,15 @@ func (i *inst) heldLocked() time.Time {
 	return end
 }
 
-// checkAsleep takes the next step of the ladder when it is due.
+// checkAsleep takes the next step of the ladder if it is due. It wakes the instance
+// instead for a timer, or if its sockets are not watched.
 func (i *inst) checkAsleep() {
 	i.mu.Lock()
 	unguarded := i.proc.guard == nil && i.rec.PausedBy != byOutside
 	i.mu.Unlock()
 	timer, due := i.takeTimer()
 	unknown := ""
-	if !due { // what was known has come first
+	if !due { // a known timer takes precedence
 		unknown = i.rereadTimers()
 		timer, due = i.takeTimer()
 	}
@@ -164,8 +164,8 @@ func (i *inst) stopNow() {
 	}
 }
 
-// stopLater stops a hibernated instance once there is room to restore it, so
-// that its program can be asked to exit.
+// stopLater stops a hibernated instance once there is memory to restore it, so that
+// its program can be asked to exit.
 func (i *inst) stopLater() {
 	if !i.loops.ending.CompareAndSwap(false, true) {
 		return
@@ -188,8 +188,7 @@ func (i *inst) stopLater() {
 	})
 }
 
-// reclaim pages out the memory of a paused instance. A failure is reported and
-// has no other effect.
+// reclaim pages out the memory of a paused instance. A failure is only reported.
 func (i *inst) reclaim(by string) {
 	ctx, cancel := context.WithTimeout(i.h.ctx, 30*time.Second)
 	defer cancel()
@@ -208,12 +207,11 @@ func (i *inst) reclaim(by string) {
 	i.emit("reclaimed", by, reason)
 }
 
-// hibernateRetry is the time after a failed save in which an instance is not
-// saved again.
+// hibernateRetry is the delay after a failed save before the next.
 const hibernateRetry = time.Minute
 
-// hibernate saves a sleeping instance to disk. On failure the instance stays as
-// it was, with the reason in its status. The caller holds the lock.
+// hibernate saves a sleeping instance to disk. On failure the instance stays as it
+// was, and its status has the reason. i.lock must be held.
 func (i *inst) hibernate(by string) {
 	a := &attempt{i: i, ctx: i.h.ctx, by: by, work: i.workload()}
 	err := a.walk(i.h.steps.deeper)
@@ -240,8 +238,8 @@ func (i *inst) hibernate(by string) {
 	i.scheduleAsleep(now)
 }
 
-// bootAnew boots an instance whose saved state is unusable. The caller holds
-// the lock, and the instance is resuming.
+// bootAnew boots an instance whose saved state cannot be used. i.lock must be held,
+// and the instance must be resuming.
 func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.SnapshotError) error {
 	i.h.log.Warn("a hibernated instance is booted instead of restored", "instance", i.name(), "err", cause)
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
@@ -269,7 +267,7 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 	return i.h.saver.Write(i, &rec)
 }
 
-// checkStopped restarts a failed instance once its restart delay is over.
+// checkStopped restarts a failed instance once its restart delay has passed.
 func (i *inst) checkStopped() {
 	i.mu.Lock()
 	at, enabled, timed := i.retry.restart, i.rec.Enabled, i.timedLocked()
@@ -303,8 +301,8 @@ func (i *inst) checkStopped() {
 	})
 }
 
-// restartLater schedules another attempt of a restart that found no room. It
-// gives up if there can never be room.
+// restartLater schedules another attempt at a restart for which there was no
+// memory. If there can never be enough, it gives up.
 func (i *inst) restartLater(cause error) error {
 	i.acquire()
 	defer i.release()
@@ -316,15 +314,14 @@ func (i *inst) restartLater(cause error) error {
 	if busy := (*BusyError)(nil); errors.As(cause, &busy) {
 		at = i.h.Now().Add(instance.RestartMax)
 	} else if memory <= i.h.cfg.Memory {
-		return nil // a stop canceled it, and ends it
+		return nil // a stop has canceled the restart
 	}
 	err := i.save(func(r *instance.Record) { r.RestartAt = at })
 	i.armRestart()
 	return err
 }
 
-// restarted returns the reason for a restart: why, if not empty, and how the
-// last run ended.
+// restarted returns the reason for a restart: why, or else how the last run ended.
 func (i *inst) restarted(why string) string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -341,8 +338,8 @@ func (i *inst) restarted(why string) string {
 	return why + "; " + how
 }
 
-// repair completes or reverts a transition that failed halfway. The caller
-// holds the lock, so the transition is no longer in progress.
+// repair completes or reverts a transition that failed halfway. i.lock must be
+// held.
 func (i *inst) repair() {
 	var err error
 	switch i.state() {
@@ -365,9 +362,9 @@ func (i *inst) repair() {
 	}
 }
 
-// stabilize brings i to rest before a request is carried out: it adopts a run left
-// by an earlier daemon and repairs a transition that failed halfway. The caller
-// holds the lock.
+// stabilize brings i into a stable state before a request is carried out: it adopts
+// a run left by an earlier daemon, and repairs a transition that failed halfway.
+// i.lock must be held.
 func (i *inst) stabilize() error {
 	if err := i.takenOver(); err != nil {
 		return err
@@ -378,7 +375,7 @@ func (i *inst) stabilize() error {
 	return nil
 }
 
-// halfway reports whether a transition was begun and is not complete.
+// halfway reports whether a transition was begun and has not been completed.
 func (i *inst) halfway() bool {
 	switch i.state() {
 	case power.Pausing, power.Resuming, power.Stopping, power.Starting:

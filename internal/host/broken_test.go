@@ -8,12 +8,12 @@ import (
 	"testing/synctest"
 )
 
-// without leaves a step out.
+// without returns steps without the named one.
 func without(steps []step, name string) []step {
 	return slices.DeleteFunc(slices.Clone(steps), func(s step) bool { return s.name == name })
 }
 
-// before moves a step in front of another.
+// before returns steps with the named one moved before another.
 func before(steps []step, name, other string) []step {
 	at := func(ss []step, n string) int { return slices.IndexFunc(ss, func(s step) bool { return s.name == n }) }
 	s := steps[at(steps, name)]
@@ -21,7 +21,7 @@ func before(steps []step, name, other string) []step {
 	return slices.Insert(rest, at(rest, other), s)
 }
 
-// instead replaces the action of a step.
+// instead returns steps in which the named one does something else.
 func instead(steps []step, name string, do func(*attempt) error) []step {
 	out := slices.Clone(steps)
 	for n := range out {
@@ -32,14 +32,14 @@ func instead(steps []step, name string, do func(*attempt) error) []step {
 	return out
 }
 
-// brokenFence is a fence with one rule broken. Sequences that are nil are those of
+// brokenFence is a fence with one rule broken. Its nil sequences stand for those of
 // the standard fence.
 type brokenFence struct {
 	name string
 	f    fence
 }
 
-// whole returns the broken fence with the sequences that it leaves as they are.
+// whole returns the fence with the standard sequences filled in.
 func (b *brokenFence) whole() fence {
 	f := standardFence()
 	for _, part := range []struct{ to, from *[]step }{{&f.pause, &b.f.pause}, {&f.undo, &b.f.undo}, {&f.wake, &b.f.wake}, {&f.stop, &b.f.stop}, {&f.deeper, &b.f.deeper}} {
@@ -50,7 +50,7 @@ func (b *brokenFence) whole() fence {
 	return f
 }
 
-// brokenFences returns fences that are broken on purpose, one rule at a time.
+// brokenFences returns deliberately broken fences, each with one rule broken.
 func brokenFences() []brokenFence {
 	std := standardFence()
 	return []brokenFence{
@@ -88,14 +88,14 @@ func brokenFences() []brokenFence {
 	}
 }
 
-// TestFenceMutants breaks the fence on purpose, one rule at a time. Each mutant
-// must be caught, or the tests above prove nothing.
+// TestFenceMutants checks that each deliberately broken fence is caught. Otherwise
+// the tests of the fence would prove nothing.
 func TestFenceMutants(t *testing.T) {
 	if underRace {
 		t.Skip("broken on purpose: a race of theirs says nothing")
 	}
 	compared := 0
-	few := scenes() // scenes with two actors first
+	few := scenes() // two actors first, because they need fewer orders
 	slices.SortStableFunc(few, func(a, b scene) int { return len(a.names) - len(b.names) })
 	for _, m := range brokenFences() {
 		f := m.whole()
@@ -103,11 +103,11 @@ func TestFenceMutants(t *testing.T) {
 		var by scene
 		for _, sc := range few {
 			if sc.deep != (m.f.deeper != nil) {
-				continue // only there it makes a difference that the others do not show
+				continue // a mutant of hibernation shows only in scenes with hibernation, and any other only in the rest
 			}
 			small := len(sc.names) == 2
 			if caught != "" && (!small || sc.quiet != by.quiet || sc.paused != by.paused) {
-				continue // two actors of its kind are enough for a comparison
+				continue // the mutant is caught; only small scenes of the same kind are compared further
 			}
 			synctest.Test(t, func(t *testing.T) {
 				s, fault, _ := explore(&f, sc, (*world).place)
@@ -115,7 +115,7 @@ func TestFenceMutants(t *testing.T) {
 					caught, by = fmt.Sprintf("%v: %s", sc, fault), sc
 				}
 				if !small || fault == "" && s.orders.Cmp(big.NewInt(fewOrders/4)) >= 0 {
-					return // a mutant that is not found takes all of its orders
+					return // too many orders to enumerate a scene in which the mutant is not caught
 				}
 				one, cut := enumerate(&f, sc, fewOrders, map[string]bool{})
 				if one != "" || cut == "" {

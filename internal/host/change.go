@@ -11,8 +11,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Change replaces an instance's timers or its wake and restart settings, in any
-// state and with immediate effect. An invalid request changes nothing.
+// Change replaces settings of an instance: its timers, and when it wakes and
+// restarts. It works in any state and takes effect immediately. An invalid change
+// changes nothing.
 func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -33,7 +34,7 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 	if err := s.CheckGrace(); err != nil && c.StopGrace != nil {
 		return &InvalidError{err}
 	}
-	if s.Wakes() && c.WakeFromStopped != nil { // then lull must be able to start it
+	if s.Wakes() && c.WakeFromStopped != nil { // otherwise lull could not start it
 		if err := checkOn(&s, i.rt); err != nil {
 			return err
 		}
@@ -58,7 +59,7 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 	return nil
 }
 
-// changed names the fields that c changes, as in the API.
+// changed returns the names, as in the API, of the fields that c changes.
 func changed(c hostctl.Change) string {
 	var names []string
 	v := reflect.ValueOf(c)

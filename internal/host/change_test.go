@@ -17,8 +17,9 @@ import (
 
 func span(d time.Duration) *idle.Duration { return (*idle.Duration)(&d) }
 
-// TestChange checks that changed timers apply at once, in every state, and
-// survive a restart. An invalid change changes nothing.
+// TestChange checks that changed timers take effect at once in every state, and
+// survive a restart of the daemon. It also checks that an invalid change changes
+// nothing.
 func TestChange(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		change := func(c hostctl.Change) {
@@ -35,14 +36,14 @@ func TestChange(t *testing.T) {
 		if o := r.is("a", power.Running); o.PauseAfter != 600 {
 			t.Errorf("it is paused after %v s", o.PauseAfter)
 		}
-		change(hostctl.Change{PauseAfter: span(time.Minute)}) // that time has already passed
+		change(hostctl.Change{PauseAfter: span(time.Minute)}) // already overdue
 		time.Sleep(10 * time.Second)
 		o := r.is("a", power.Paused)
 		paused := *o.LastPausedAt
 
 		for what, c := range map[string]hostctl.Change{
 			"no change":       {},
-			"hibernate_after": {HibernateAfter: span(6 * time.Minute)}, // the host stops after 5
+			"hibernate_after": {HibernateAfter: span(6 * time.Minute)}, // the host stops after 5 minutes
 			"stop_after":      {HibernateAfter: span(3 * time.Minute), StopAfter: span(2 * time.Minute)},
 			"pause_after":     {PauseAfter: span(-1)},
 			"idle_policy":     {IdlePolicy: new("never")},
@@ -72,7 +73,7 @@ func TestChange(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		r.is("a", power.Stopped)
 
-		// For a stopped instance: whether a client starts it.
+		// In a stopped instance, the change decides whether a client starts it.
 		if _, err := r.gates["a"].Arrive(r.ctx); err == nil {
 			t.Error("a client started it")
 		}
@@ -94,8 +95,8 @@ func TestChange(t *testing.T) {
 	})
 }
 
-// TestChangeKeepsEverythingElse checks, field by field, that a change leaves
-// alone what it does not name.
+// TestChangeKeepsEverythingElse checks field by field that a change affects only
+// the fields that it names.
 func TestChangeKeepsEverythingElse(t *testing.T) {
 	old := instance.Spec{Name: "a", PauseAfter: span(time.Minute), StopAfter: span(2 * time.Minute), ReclaimAfter: 3, HibernateAfter: 4, QuietConnectionAfter: 5, StopGrace: 6,
 		IdlePolicy: instance.PolicyDefault, WakeFromStopped: new(true), Restart: instance.RestartAlways}

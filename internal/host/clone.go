@@ -11,14 +11,14 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// byClone is the cause of the pause of a clone, and of an instance that is
-// hibernated in order to be cloned.
+// byClone is the recorded cause of the pause of a clone, and of an instance that is
+// hibernated to be cloned.
 const byClone = "clone"
 
-// Clone makes an instance from the snapshot of another one. The clone begins
-// hibernated, with the source's memory, files and programs, but with its own
-// network, host name and random numbers. The source stays asleep; if it is
-// paused, it is hibernated first.
+// Clone makes an instance from the snapshot of another. The clone starts out
+// hibernated. It has the source's memory, files and programs, but its own network,
+// host name and random numbers. The source stays asleep; if it is only paused, it
+// is hibernated first.
 func (h *Host) Clone(ctx context.Context, ref string, c hostctl.Clone) (id string, err error) {
 	src, err := h.find(ref)
 	if err != nil {
@@ -88,8 +88,7 @@ func (i *inst) undoClone(ctx context.Context) {
 	i.h.drop(i)
 }
 
-// toDisk makes sure that a sleeping instance is saved to disk. The caller holds
-// the lock.
+// toDisk makes sure that a sleeping instance is saved to disk. i.lock must be held.
 func (i *inst) toDisk(refuse func(string, ...any) error) error {
 	switch s := i.state(); s {
 	case power.Hibernated:
@@ -113,9 +112,9 @@ func (i *inst) toDisk(refuse func(string, ...any) error) error {
 	return nil
 }
 
-// become makes i the clone of src: the runtime writes the snapshot, the record
-// follows, and i is adopted as after a restart. If the daemon dies in between,
-// the next prune removes the files.
+// become makes i the clone of src. The runtime writes the snapshot, then the record
+// is saved, and then i is adopted as after a restart of the daemon. If the daemon
+// dies in between, the next prune removes the files.
 func (i *inst) become(ctx context.Context, rt instance.Cloner, src *inst) error {
 	saved, err := rt.Clone(ctx, src.id, instance.Launch{ID: i.id, Run: 1, Workspace: i.spec().Workspace,
 		LogPath: i.logPath(), LogMax: cmp.Or(i.spec().LogMax, logMax)})

@@ -66,7 +66,7 @@ func TestClone(t *testing.T) {
 		r.k.Connect(id).Close()
 		r.is("a", power.Running)
 	})
-	inBubble(t, func(r *rig) { // of a runtime that cannot hibernate
+	inBubble(t, func(r *rig) { // with a runtime that cannot hibernate
 		r.run("a", nil)
 		if _, err := r.Clone(r.ctx, "a", hostctl.Clone{Name: "b"}); err == nil {
 			t.Error("it was cloned")

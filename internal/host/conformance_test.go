@@ -17,8 +17,8 @@ import (
 	"lull/internal/protocol/hostctl/execstream"
 )
 
-// TestConformance holds the simulated runtime to the behavior of the real ones.
-// Without it, the tests in bubbles would prove nothing.
+// TestConformance checks that the simulated runtime behaves like the real ones.
+// Otherwise the tests that use it would prove nothing.
 func TestConformance(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -68,7 +68,7 @@ func (m simMachine) Dial(_ *testing.T, name string) hosttest.Conn {
 	return &simConn{k: m.r.k, id: m.id(name)}
 }
 
-// simConn connects when it sends its first line, as the simulated clients do.
+// simConn connects only when it sends its first line, as the simulated clients do.
 type simConn struct {
 	k  *hosttest.Kernel
 	id string

@@ -9,36 +9,38 @@ import (
 	"lull/internal/core/instance"
 )
 
-// A workload may have timers of its own, such as those of a cron (instance.Scheduled).
-// They are read afresh before every pause, and once a minute while it sleeps, since
-// a cron notices a changed crontab within a minute. A cron that is thawed before a
-// job is due runs it as if it had never been frozen. What it makes up for after a
-// freeze or a step of the clock is up to the cron.
+// A workload may have timers of its own, such as those of a cron daemon
+// (instance.Scheduled). They are read before every pause, and once a minute while
+// the workload sleeps, because a cron daemon notices a changed crontab within a
+// minute. If a cron daemon is thawed before a job is due, it runs the job as if it
+// had never been frozen. Which jobs it catches up on after a longer freeze or a
+// clock step is up to the cron daemon.
 
 const (
-	// timersLimit is how long a reading of timers may take.
+	// timersLimit bounds one reading of timers.
 	timersLimit = 2 * time.Second
-	// timersEvery is the interval of readings of a running workload that may have
-	// timers. Before a pause they are always read.
+	// timersEvery is the interval between readings while the workload runs, if it
+	// may have timers. They are also read before every pause.
 	timersEvery = time.Minute
-	// jobGrace is how long after its time a job may need to start.
+	// jobGrace is how long after its time a job may start.
 	jobGrace = 10 * time.Second
 )
 
-// cronSignal is the signal of the block while timers are unknown, or a job runs.
+// cronSignal is the signal of the block that exists while timers are unknown or a
+// job runs.
 const cronSignal = "cron"
 
-// timed has the timers of a workload. Guarded by mu.
+// timed holds the timers of a workload. Guarded by mu.
 type timed struct {
 	timers  instance.Timers // nil for none
-	since   time.Time       // wall time until which jobs are done with, or were missed for good
-	read    time.Time       // wall time of the last reading; zero for none in this run
-	block   *idle.Block     // they are unknown, or a job runs
-	reading bool            // a reading has not returned yet
+	since   time.Time       // wall time up to which jobs have run, or have been missed permanently
+	read    time.Time       // wall time of the last reading; zero if there was none in this run
+	block   *idle.Block     // set if the timers are unknown or a job runs
+	reading bool            // a reading is in progress
 }
 
-// readTimers reads the timers of the workload, and reports whether it has any, or
-// may have. The caller holds the lock of the instance.
+// readTimers reads the timers of the workload. It reports whether the workload has
+// any, or may have. i.lock must be held.
 func (i *inst) readTimers(w Workload) bool {
 	t, ok := w.(instance.Scheduled)
 	if !ok {
@@ -73,7 +75,8 @@ func (i *inst) readTimers(w Workload) bool {
 	}
 }
 
-// noteTimers keeps what was read.
+// noteTimers stores the result of a reading. It reports whether the workload has
+// timers, or may have.
 func (i *inst) noteTimers(timers instance.Timers, err error) bool {
 	now := i.h.wallNow()
 	i.mu.Lock()
@@ -81,7 +84,7 @@ func (i *inst) noteTimers(timers instance.Timers, err error) bool {
 	c := &i.timed
 	c.read, c.block = now, nil
 	switch {
-	case err != nil: // the last known timers stay
+	case err != nil: // keep the last known timers
 		c.block = &idle.Block{Code: idle.SignalUnknown, Signal: cronSignal,
 			Sentence: fmt.Sprintf("Unknown: when its cron has to run a job, %v. An unknown signal never counts as quiet.", err)}
 		return true
@@ -96,8 +99,8 @@ func (i *inst) noteTimers(timers instance.Timers, err error) bool {
 	return true
 }
 
-// refreshTimers reads the timers of a running workload if it is time. The caller
-// holds the lock.
+// refreshTimers reads the timers of a running workload if timersEvery has passed.
+// i.lock must be held.
 func (i *inst) refreshTimers(w Workload) {
 	i.mu.Lock()
 	c := &i.timed
@@ -110,8 +113,9 @@ func (i *inst) refreshTimers(w Workload) {
 	}
 }
 
-// rereadLocked returns when the timers of a sleeping workload are read again, on the
-// wall clock: before the next minute in which a job may be due. Zero for never.
+// rereadLocked returns the wall time at which the timers of a sleeping workload are
+// read again: before the next minute in which a job may be due. Zero means never.
+// i.mu must be held.
 func (i *inst) rereadLocked() time.Time {
 	if i.timed.timers == nil {
 		return time.Time{}
@@ -126,8 +130,8 @@ func (i *inst) rereadLocked() time.Time {
 	return at
 }
 
-// rereadTimers reads the timers of a sleeping workload if it is time. It returns why
-// the workload must be woken at once; "" if it may sleep. The caller holds the lock.
+// rereadTimers reads the timers of a sleeping workload if that is due. It returns
+// why the workload must be woken at once, or "". i.lock must be held.
 func (i *inst) rereadTimers() string {
 	i.mu.Lock()
 	at := i.rereadLocked()
@@ -144,8 +148,8 @@ func (i *inst) rereadTimers() string {
 	return ""
 }
 
-// jobsBlockLocked blocks a pause while timers are unknown or a job runs or may be
-// about to start; nil otherwise. i.mu is held.
+// jobsBlockLocked returns a block while timers are unknown, or while a job runs or
+// may be about to start. Otherwise it returns nil. i.mu must be held.
 func (i *inst) jobsBlockLocked() *idle.Block {
 	c := &i.timed
 	if c.block != nil || c.timers == nil {

@@ -17,7 +17,7 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// crontab is the jobs of a simulated cron.
+// crontab holds the jobs of a simulated cron.
 type crontab struct {
 	lines   []string
 	working string
@@ -38,15 +38,15 @@ func (c *crontab) Next(t time.Time) (at time.Time, by string) {
 
 func (c *crontab) Working() string { return c.working }
 
-// modelCron is the main loop of Debian's cron: which minutes it has jobs checked
-// for, as it wakes, oversleeps and sees its clock set. wild jobs have a * as their
-// minute or hour.
+// modelCron models the main loop of Debian's cron: for which minutes it checks jobs
+// as it wakes up, oversleeps, or finds its clock set. Wild jobs are those with a *
+// as their minute or hour.
 type modelCron struct {
 	wall   func() time.Time
-	frozen func() bool // nil for never
+	frozen func() bool // nil if it is never frozen
 	due    func(minute int64, wild bool) bool
 	mu     sync.Mutex
-	ran    map[string]int // "wild" or "fixed", and the minute
+	ran    map[string]int // number of runs by kind of job ("wild" or "fixed") and minute
 }
 
 func (c *modelCron) check(minute int64, wild, fixed bool) {
@@ -86,7 +86,7 @@ func (c *modelCron) run(ctx context.Context) {
 		case late > 180 || late <= -180: // the clock was set
 			virtual = running
 			c.check(running, true, true)
-		case late > 5: // jobs at fixed times are made up for
+		case late > 5: // fixed jobs are caught up on
 			c.check(running, true, false)
 			for virtual < running {
 				virtual++
@@ -104,10 +104,10 @@ func (c *modelCron) run(ctx context.Context) {
 }
 
 // TestCronIsOnTime freezes a cron between its jobs, while the daemon is killed and
-// the clock is set at random moments. It runs what a cron that is never frozen runs
-// at the same times: nothing is lost, nothing runs twice. Only jobs of every so many
-// minutes that a step of the clock skipped are left out: how late a cron may be to
-// make up for them differs.
+// the clock is set at random moments. It checks that the cron runs the same jobs as
+// one that is never frozen: none is lost, none runs twice. Wild jobs that a clock
+// step skipped are not compared, because a cron may catch up on them more or less
+// late.
 func TestCronIsOnTime(t *testing.T) {
 	rounds := scaletest.N(t, 100)
 	random := scaletest.Random(t)
@@ -118,7 +118,7 @@ func TestCronIsOnTime(t *testing.T) {
 		r.k.SetTimers(func() (instance.Timers, error) { return lines, nil })
 		id := r.run("cron", nil)
 		due := func(minute int64, wild bool) bool { return wild && minute%10 == 0 || !wild && minute%10 == 5 }
-		ctx, end := context.WithCancel(context.Background()) // in the bubble
+		ctx, end := context.WithCancel(context.Background()) // created inside the bubble
 		defer func() { end(); synctest.Wait() }()
 		real := &modelCron{wall: wall, due: due, ran: map[string]int{}}
 		asleep := &modelCron{wall: wall, due: due, ran: map[string]int{}, frozen: func() bool { return r.k.Proc(id).Frozen() }}
@@ -148,14 +148,15 @@ func TestCronIsOnTime(t *testing.T) {
 			case 2:
 				offset.Add(-random.Int64N(int64(5 * time.Minute)))
 				r.ClockStepped()
-				// A cron that is awake runs these again also in the middle of their minute.
+				// A cron that is awake runs these jobs again, even in the middle of
+				// their minute.
 				skipped["wild "+wall().UTC().Format("15:04")] = true
 			case 3: // a client
 				if err := r.Resume(r.ctx, "cron", ByManual); err != nil {
 					t.Fatal(err)
 				}
 			}
-			// A cron that oversleeps a step of the clock is late by a minute at most.
+			// After a clock step, a sleeping cron is late by at most a minute.
 			left := wall().Truncate(5 * time.Minute).Add(5*time.Minute + 130*time.Second).Sub(wall())
 			time.Sleep(left)
 			synctest.Wait()
@@ -184,7 +185,8 @@ func TestCronIsOnTime(t *testing.T) {
 }
 
 // TestCrontabChanges edits the crontab while the cron sleeps, makes it unreadable,
-// and has a reading hang. What is unknown wakes the cron and keeps it awake.
+// and makes a reading hang. It checks that unknown timers wake the cron and keep it
+// awake.
 func TestCrontabChanges(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		readings := atomic.Int64{}

@@ -11,19 +11,19 @@ import (
 	"lull/internal/core/power"
 )
 
-// An instance that depends on others (Spec.DependsOn) wakes them before itself
-// and keeps them awake: they sleep only after it. A dependency that cannot run,
-// because a user stopped it or its start fails, does not delay clients of the
-// dependent, which wakes without it.
+// An instance that depends on others (Spec.DependsOn) wakes them before itself, and
+// keeps them awake: they sleep only after it. A dependency that cannot run, because
+// a user stopped it or its start fails, does not delay clients: the dependent wakes
+// without it.
 
-// byDependent is the actor when a dependent wakes its dependency.
+// byDependent is the actor of a wake of a dependency by its dependent.
 const byDependent = "dependent"
 
 // NeededBy is the code of the block on an instance while a dependent is awake.
 const NeededBy idle.Code = "needed_by"
 
-// related maps the name of an instance to its dependents, and the name of a group
-// to its members. mu is a leaf lock.
+// related maps each instance's name to its dependents, and each group's name to its
+// members. No other lock is taken while mu is held.
 type related struct {
 	mu      sync.Mutex
 	needing map[string][]*inst
@@ -65,7 +65,7 @@ func (d *related) group(name string) []*inst {
 	return slices.Clone(d.members[name])
 }
 
-// awake returns the name of an awake dependent of name; empty for none.
+// awake returns the name of a dependent of name that is awake, or "".
 func (d *related) awake(name string) string {
 	d.mu.Lock()
 	all := slices.Clone(d.needing[name])
@@ -78,7 +78,7 @@ func (d *related) awake(name string) string {
 	return ""
 }
 
-// neededBlock blocks the idle pause while a dependent is awake; nil otherwise.
+// neededBlock returns a block of the idle pause while a dependent is awake, or nil.
 func (i *inst) neededBlock() *idle.Block {
 	name := i.h.related.awake(i.name())
 	if name == "" {
@@ -87,7 +87,8 @@ func (i *inst) neededBlock() *idle.Block {
 	return &idle.Block{Code: NeededBy, Holder: name, Sentence: fmt.Sprintf("%s, which depends on it, is awake.", name)}
 }
 
-// checkDependencies validates the dependencies of a new instance.
+// checkDependencies returns an error if a new instance cannot have the dependencies
+// in s.
 func (h *Host) checkDependencies(s *instance.Spec) error {
 	bad := func(format string, args ...any) error {
 		return &InvalidError{fmt.Errorf("cannot use depends_on: %s", fmt.Sprintf(format, args...))}
@@ -122,7 +123,7 @@ func (h *Host) checkDependencies(s *instance.Spec) error {
 	return nil
 }
 
-// sleepingDependencies returns the dependencies of i that do not run, without
+// sleepingDependencies returns the dependencies of i that do not run. It leaves out
 // those paused outside lull, which stay paused.
 func (i *inst) sleepingDependencies() (out []*inst) {
 	for _, name := range i.spec().DependsOn {
@@ -133,10 +134,10 @@ func (i *inst) sleepingDependencies() (out []*inst) {
 	return out
 }
 
-// rouse requests the wake of every dependency that sleeps in memory. It returns
-// true if all of them now run. It neither blocks nor needs a lock: a frozen
-// program is thawed before it returns, unless another operation on that
-// instance is in progress.
+// rouse requests a wake of every dependency that sleeps in memory, and returns true
+// if all of them now run. It does not block and needs no lock. A frozen program is
+// thawed before rouse returns, unless another operation on its instance is in
+// progress.
 func (i *inst) rouse() bool {
 	all := true
 	for _, d := range i.sleepingDependencies() {
@@ -153,12 +154,12 @@ func (i *inst) dependentWakes() string { return i.name() + dependentSaying }
 // dependentSaying ends the reason of a wake by a dependent.
 const dependentSaying = ", which depends on it, wakes"
 
-// waking is the context key for the instances on the current chain of wakes. It
-// ends a circle of dependencies.
+// waking is the context key for the instances that are already being woken in a
+// chain of dependencies. It ends circles.
 type waking struct{}
 
-// wakeDependencies wakes or starts the dependencies of i and returns when each
-// runs or has failed to. The caller does not hold the lock of i.
+// wakeDependencies wakes or starts the dependencies of i. It returns once each runs
+// or has failed to. The caller must not hold i.lock.
 func (h *Host) wakeDependencies(ctx context.Context, i *inst) {
 	if len(i.spec().DependsOn) == 0 || i.rouse() {
 		return
@@ -180,8 +181,8 @@ func (h *Host) wakeDependencies(ctx context.Context, i *inst) {
 	wg.Wait()
 }
 
-// wakeAfterDependencies wakes i in the background for a connection once its
-// dependencies run. It returns false if there is nothing to wait for.
+// wakeAfterDependencies wakes i for a connection, in the background, once its
+// dependencies run. It returns false if none has to be waited for.
 func (i *inst) wakeAfterDependencies(why string) bool {
 	if len(i.spec().DependsOn) == 0 || i.rouse() {
 		return false
@@ -194,7 +195,7 @@ func (i *inst) wakeAfterDependencies(why string) bool {
 			}
 			i.acquire()
 			defer i.release()
-			i.loops.awaiting.Store(false) // under the lock: later requests are served when it is released
+			i.loops.awaiting.Store(false) // cleared while the lock is held: requests that come later are served at its release
 			i.wakeFor(why)
 		})
 	}

@@ -19,13 +19,13 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// on makes a spec depend on others.
+// on returns an option that makes a spec depend on others.
 func on(names ...string) func(*instance.Spec) {
 	return func(s *instance.Spec) { s.DependsOn = names }
 }
 
-// TestDependenciesSleepLast has web depend on api, which depends on db: only web
-// has clients. Everything stays awake while web is, and sleeps once web does.
+// TestDependenciesSleepLast has web depend on api, and api on db; only web has
+// clients. It checks that all stay awake while web is awake, and sleep after it.
 func TestDependenciesSleepLast(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("db", nil)
@@ -51,8 +51,8 @@ func TestDependenciesSleepLast(t *testing.T) {
 	})
 }
 
-// TestDependenciesWakeFirst wakes web from each way of sleeping of what it depends
-// on, through a connection and by a user.
+// TestDependenciesWakeFirst checks that a wake of web, by a connection or a user,
+// first wakes its dependencies, from each state in which they can sleep.
 func TestDependenciesWakeFirst(t *testing.T) {
 	ways := map[string]func(r *rig, db string) error{
 		"paused": func(r *rig, db string) error { return r.Pause(context.Background(), db, ByManual, false) },
@@ -93,7 +93,7 @@ func TestDependenciesWakeFirst(t *testing.T) {
 	}
 }
 
-// answered waits for the answer to a client.
+// answered waits until a client has a result, and reports whether it was answered.
 func answered(c *hosttest.Client) bool {
 	for range 300 {
 		synctest.Wait()
@@ -105,8 +105,8 @@ func answered(c *hosttest.Client) bool {
 	return false
 }
 
-// TestDependencyThatDoesNotRun checks that clients of web are answered although
-// what it depends on cannot run.
+// TestDependencyThatDoesNotRun checks that clients of web are answered even if its
+// dependencies cannot run.
 func TestDependencyThatDoesNotRun(t *testing.T) {
 	for name, end := range map[string]func(r *rig, db string) error{
 		"stopped by a user": func(r *rig, db string) error { return r.Stop(context.Background(), db, ByManual, false) },
@@ -161,10 +161,9 @@ func TestDependenciesOfANewInstance(t *testing.T) {
 	})
 }
 
-// TestDependenciesAtRandom walks three instances, of which one depends on the
-// next, through random requests, clients, waits and crashes of the daemon. No
-// client stays without an answer, and none is answered while something that its
-// program depends on sleeps in memory.
+// TestDependenciesAtRandom has three instances, each depending on the next, go
+// through random requests, clients, waits and crashes of the daemon. It checks that
+// every client is answered, and none while a dependency sleeps in memory.
 func TestDependenciesAtRandom(t *testing.T) {
 	names := []string{"db", "api", "web"}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -184,7 +183,7 @@ func TestDependenciesAtRandom(t *testing.T) {
 				id := ids[name]
 				switch verb {
 				case "pause":
-					_ = r.Pause(context.Background(), id, ByManual, false) // refused while it is held
+					_ = r.Pause(context.Background(), id, ByManual, false) // refused while something keeps it awake
 				case "stop":
 					userStopped = true
 					_ = r.Stop(context.Background(), id, ByManual, false)
@@ -204,7 +203,7 @@ func TestDependenciesAtRandom(t *testing.T) {
 					if name == "db" && userStopped {
 						continue
 					}
-					var woken []string // each was woken by the one before it
+					var woken []string // each was woken by its predecessor in the list
 					for n := slices.Index(names, name); n > 0 && r.byName[names[n]].state().Asleep(); n-- {
 						woken = append(woken, names[n-1])
 					}

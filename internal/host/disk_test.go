@@ -11,8 +11,8 @@ import (
 	"lull/internal/core/power"
 )
 
-// A program that keeps writing to its disk is in use, however little processor
-// time that takes and however short its idle timeout is.
+// TestDiskWorkHolds checks that a program that keeps writing to its disk counts as
+// in use, even with little CPU usage and a short idle timeout.
 func TestDiskWorkHolds(t *testing.T) {
 	for _, after := range []time.Duration{200 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, time.Hour} {
 		inBubble(t, func(r *rig) {
@@ -30,8 +30,9 @@ func TestDiskWorkHolds(t *testing.T) {
 	}
 }
 
-// An instance that nothing could wake is not paused by default. An explicit
-// pause-after, or something that is due, allows the pause.
+// TestNothingSleepsThatCannotWake checks that an instance that nothing could wake
+// is not paused by default, but is with an explicit pause-after, or if it has a
+// timer.
 func TestNothingSleepsThatCannotWake(t *testing.T) {
 	deaf := func(r *rig) { r.k.Deaf = true }
 	for name, row := range map[string]struct {

@@ -14,21 +14,21 @@ import (
 	"lull/internal/relay"
 )
 
-// RelayTarget is the relay's view of an instance.
+// RelayTarget is what the relay needs to know about an instance.
 type RelayTarget struct {
 	ID        string
 	Name      string
-	Endpoints []instance.Endpoint // the ports that the relay listens on; the index identifies the port
+	Endpoints []instance.Endpoint // the ports on which the relay listens; an index identifies a port
 	Noise     *instance.Noise
 	Waker     relay.Waker
 }
 
-// relays reports whether the relay listens for an endpoint.
+// relays reports whether the relay listens on an endpoint.
 func (i *inst) relays(e instance.Endpoint) bool {
 	return e.Listen != e.Target || i.rt.Capabilities().Network
 }
 
-// relayed returns the endpoints that the relay listens for.
+// relayed returns the endpoints on which the relay listens.
 func (i *inst) relayed() (out []instance.Endpoint) {
 	for _, e := range i.spec().Expose {
 		if i.relays(e) {
@@ -39,7 +39,7 @@ func (i *inst) relayed() (out []instance.Endpoint) {
 	return out
 }
 
-// Ready returns the backend of a port without taking a lock.
+// Ready implements relay.Waker for the port with this index. It takes no lock.
 func (i *inst) Ready(port int) (relay.Backend, bool) {
 	if !i.ports.up.Load() {
 		return relay.Backend{}, false
@@ -51,8 +51,8 @@ func (i *inst) Ready(port int) (relay.Backend, bool) {
 	return (*b)[port], true
 }
 
-// taken returns what to add to the error of a program that could not listen; ""
-// for nothing.
+// taken explains which process has the addresses on which a program could not
+// listen. It returns the text to append to the error, or "".
 func (i *inst) taken(want []instance.Endpoint, w Workload) string {
 	if i.rt.Capabilities().Network || i.spec().ListenFDs {
 		return ""
@@ -61,7 +61,7 @@ func (i *inst) taken(want []instance.Endpoint, w Workload) string {
 	if err != nil {
 		own = nil // the process has ended
 	}
-	if i.ports.kept.Load() { // it is lull that listens on the others
+	if i.ports.kept.Load() { // lull itself listens on the other addresses
 		want = slices.DeleteFunc(slices.Clone(want), func(e instance.Endpoint) bool { return !i.relays(e) })
 	}
 	if addr := listeners.Taken(want, own); addr != "" {
@@ -70,9 +70,9 @@ func (i *inst) taken(want []instance.Endpoint, w Workload) string {
 	return ""
 }
 
-// decidePaths resolves "auto" once the program listens. If a listener cannot be
-// watched while frozen, the direct path is unsafe; the instance is then never
-// paused, and its status says so.
+// decidePaths decides between the paths for endpoints set to "auto", once the
+// program listens. A listener that cannot be watched while frozen makes the direct
+// path unsafe. The instance is then never paused, and its status says so.
 func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) error {
 	var block *idle.Block
 	backends := []relay.Backend{}
@@ -123,7 +123,7 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 		}
 	}
 	tcp := slices.IndexFunc(want, func(e instance.Endpoint) bool { return e.Proto == "" })
-	if len(backends) == 0 && tcp >= 0 { // the shared HTTP port also reaches it
+	if len(backends) == 0 && tcp >= 0 { // the shared HTTP port needs a backend too
 		if b, err := i.backend(want[tcp].Target, run); err == nil {
 			backends = append(backends, b)
 		}
@@ -135,7 +135,7 @@ func (i *inst) decidePaths(want []instance.Endpoint, ls []instance.Listener) err
 	return nil
 }
 
-// backend returns how the relay reaches a target of this run.
+// backend returns the backend with which the relay reaches a target of this run.
 func (i *inst) backend(target string, run uint64) (relay.Backend, error) {
 	addr, err := netip.ParseAddrPort(listeners.Loopback(target))
 	b := relay.Backend{Addr: addr, Generation: run}

@@ -11,8 +11,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Exec runs a command inside a running instance and returns what it printed. It
-// resumes the instance first, as Attach does. The command ends with ctx.
+// Exec runs a command inside an instance, which it resumes first like Attach, and
+// returns the output. The command is ended when ctx ends.
 func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (out hostctl.ExecResult, err error) {
 	err = h.Attach(ctx, ref, r, func(run Run) error {
 		out, err = instance.Capture(func(s instance.Streams) (int, error) { return run(ctx, s) })
@@ -21,14 +21,14 @@ func (h *Host) Exec(ctx context.Context, ref string, r hostctl.ExecRequest) (out
 	return out, err
 }
 
-// Run runs a command with its streams and returns its exit code. The command ends
-// with ctx.
+// Run runs a command with the given streams and returns its exit code. The command
+// is ended when ctx ends.
 type Run func(ctx context.Context, s instance.Streams) (code int, err error)
 
-// Attach prepares an instance for a command and calls with, which runs it. A paused
-// instance is resumed first, because its freeze would include the command, and is
-// kept awake until with returns. The error is that of with, or why the command may
-// not run.
+// Attach prepares an instance for a command and calls with, which runs it. It
+// resumes a paused instance first, because a freeze would include the command, and
+// keeps the instance awake until with returns. It returns with's error, or why the
+// command may not run.
 func (h *Host) Attach(ctx context.Context, ref string, r hostctl.ExecRequest, with func(Run) error) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -57,8 +57,8 @@ func (h *Host) Attach(ctx context.Context, ref string, r hostctl.ExecRequest, wi
 	})
 }
 
-// hold registers a command that runs inside an instance until leave is called.
-// Until then the instance is not paused.
+// hold keeps an instance awake for a command that runs inside it, until leave is
+// called.
 func (h *Host) hold(ctx context.Context, i *inst, command string) (leave func(), err error) {
 	if len(command) > maxShown {
 		command = strings.ToValidUTF8(command[:maxShown], "") + "..."
@@ -76,18 +76,17 @@ func (h *Host) hold(ctx context.Context, i *inst, command string) (leave func(),
 	}
 	err = note(ctx, func() { i.says.beside = append(i.says.beside, &command) })
 	return func() {
-		// This fails only when the host ends, and then nothing is paused
-		// anymore.
+		// This fails only when the host ends, after which nothing is paused.
 		_ = note(h.ctx, func() {
 			i.says.beside = slices.DeleteFunc(i.says.beside, func(c *string) bool { return c == &command })
 		})
 	}, err
 }
 
-// KeepAwake keeps an instance awake while another program runs a command inside it,
-// until leave is called. An instance that lull paused is woken first; if that
-// fails, it is retried. One that was paused outside lull stays paused. Errors:
-// *NotFoundError, and that of ctx.
+// KeepAwake keeps an instance awake for a command that another program runs inside
+// it, until leave is called. It first wakes an instance that lull paused, and
+// retries if that fails. An instance paused outside lull stays paused. The error is
+// a *NotFoundError or ctx's.
 func (h *Host) KeepAwake(ctx context.Context, ref, command string) (leave func(), err error) {
 	i, err := h.find(ref)
 	if err != nil {
@@ -112,7 +111,8 @@ func (h *Host) KeepAwake(ctx context.Context, ref, command string) (leave func()
 // maxShown is the maximum length of a displayed command, in bytes.
 const maxShown = 60
 
-// besideLocked describes the commands that run inside i; "" for none.
+// besideLocked describes the commands that run inside i, or returns "". i.mu must
+// be held.
 func (i *inst) besideLocked() string {
 	switch n := len(i.says.beside); n {
 	case 0:

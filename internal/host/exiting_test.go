@@ -11,11 +11,11 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// stopsLater configures a daemon that does not stop programs that it has just
-// taken over.
+// stopsLater configures a daemon that does not soon stop the programs that it takes
+// over.
 func stopsLater(c *Config) { c.StopAfter = time.Hour }
 
-// locked calls f with the lock of an instance.
+// locked calls f while it holds the lock of an instance.
 func (r *rig) locked(id string, f func()) {
 	i, _ := r.find(id)
 	i.acquire()
@@ -23,8 +23,8 @@ func (r *rig) locked(id string, f func()) {
 	i.release()
 }
 
-// diesAtThaw has the daemon stop "a" automatically and die before it thaws the
-// program, which was sent SIGTERM while frozen.
+// diesAtThaw makes the daemon stop "a" automatically and die after it has sent
+// SIGTERM to the frozen program, before it thaws it.
 func (r *rig) diesAtThaw(deep bool) (id string) {
 	r.t.Helper()
 	r.k.Deep = deep
@@ -51,9 +51,9 @@ func (r *rig) diesAtThaw(deep bool) (id string) {
 	return id
 }
 
-// TestSignalPending checks that a daemon that takes over a program whose SIGTERM
-// is pending completes the automatic stop. Pausing the program instead would let
-// the signal end it under the next client.
+// TestSignalPending checks that a daemon that takes over a program with a pending
+// SIGTERM completes the automatic stop. If it paused the program instead, the next
+// client would wake it and the signal end it.
 func TestSignalPending(t *testing.T) {
 	for _, deep := range []bool{false, true} {
 		for _, late := range []bool{false, true} {
@@ -78,8 +78,8 @@ func TestSignalPending(t *testing.T) {
 	}
 }
 
-// TestSignalPendingUnknown checks that a client waits for the next run, too, if
-// it is unknown whether a SIGTERM is pending.
+// TestSignalPendingUnknown checks that a client waits for the next run also if it
+// is unknown whether a SIGTERM is pending.
 func TestSignalPendingUnknown(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.diesAtThaw(false)
@@ -93,9 +93,9 @@ func TestSignalPendingUnknown(t *testing.T) {
 	})
 }
 
-// TestSignalDelivered checks that a client waits for the next run if the
-// supervisor has thawed such a program and it takes its time to exit, and that
-// a program that keeps running is left alone.
+// TestSignalDelivered checks that a client waits for the next run if the supervisor
+// has thawed the program and it takes its time to exit. It also checks that a
+// program that does not exit continues to run.
 func TestSignalDelivered(t *testing.T) {
 	for _, ends := range []bool{true, false} {
 		inBubble(t, func(r *rig) {
@@ -104,7 +104,7 @@ func TestSignalDelivered(t *testing.T) {
 			if !ends {
 				r.k.Stubborn = true
 			}
-			if err := r.k.Proc(id).Thaw(); err != nil { // by the supervisor
+			if err := r.k.Proc(id).Thaw(); err != nil { // as the supervisor does
 				t.Fatal(err)
 			}
 			r.boot()
@@ -120,8 +120,8 @@ func TestSignalDelivered(t *testing.T) {
 	}
 }
 
-// TestStopUndecided checks that an automatic stop whose daemon died before the
-// SIGTERM is decided again: the program is not asked to exit.
+// TestStopUndecided checks that an automatic stop is decided again if its daemon
+// died before the SIGTERM: the program is not asked to exit.
 func TestStopUndecided(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", func(s *instance.Spec) { s.QuietConnectionAfter = 1 })

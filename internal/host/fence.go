@@ -12,25 +12,24 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// freezeLimit bounds how long freezing a workload may take.
+// freezeLimit bounds the freeze of a workload.
 const freezeLimit = 5 * time.Second
 
-// saveLimit bounds how long saving a workload to disk may take.
+// saveLimit bounds a save of a workload to disk.
 const saveLimit = 5 * time.Minute
 
-// unwatchableRetry is how long a workload is left alone after its sockets could
-// not be watched. By then it may have closed them.
+// unwatchableRetry is the delay before the next attempt to pause a workload whose
+// sockets could not be watched. By then it may have closed them.
 const unwatchableRetry = time.Minute
 
-// unansweredLimit is the time for which a pause that another daemon was
-// requested to do, and did not answer, can still take effect. That daemon may
-// hang for minutes.
+// unansweredLimit is how long a pause that was requested from another daemon, which
+// did not answer, may still take effect. That daemon may hang for minutes.
 const unansweredLimit = 10 * time.Minute
 
-// The fence is the order in which an instance is paused, woken and stopped. It
-// is a table for three reasons: the order can be read, every step is a named
-// point at which tests stop the world, and tests can try a wrong order, which
-// must be caught.
+// The fence is the order in which an instance is paused, woken and stopped. It is a
+// table for three reasons: the order can be read, every step is a named point at
+// which tests can stop the world, and tests can try wrong orders, which must be
+// caught.
 //
 // Pausing happens under the instance's lock, after the workload has written out
 // its data (attempt.flush):
@@ -43,8 +42,8 @@ const unansweredLimit = 10 * time.Minute
 //	look-again  arrivals between look and arm are found
 //	commit      "paused" is on disk, and the relay may ask for wakes
 //
-// Hibernating keeps all of that in place. Arrivals in the meantime are served
-// when it is done:
+// While an instance is hibernated, all of that stays in place. Clients that arrive
+// meanwhile are served afterwards:
 //
 //	deeper-look    clients that have already arrived are served instead
 //	deeper-save    the runtime has made the snapshot durable
@@ -53,20 +52,20 @@ const unansweredLimit = 10 * time.Minute
 //
 // If a check finds anything, the instance is thawed at once and no pause is
 // recorded. A wake requested before the end of the commit cancels the pause. One
-// requested after it is served as soon as the lock is free. No wake waits for
-// the disk: while the record is written, a request for one ends the commit. The
-// record of a pause that was canceled like this may reach the disk. The next
-// write replaces it, and a daemon that finds it also finds that the program runs.
+// requested after it is served as soon as the lock is free. No wake waits for the
+// disk: while the record is written, a request for one ends the commit. The record
+// of such a canceled pause may still reach the disk. The next write replaces it,
+// and a daemon that finds it also finds that the program runs.
 type fence struct {
 	pause  []step
-	undo   []step // after a failed step of pause or stop
+	undo   []step // after a step of pause or stop has failed
 	wake   []step
-	stop   []step // of a paused instance
-	deeper []step // a sleeping instance is saved to disk
-	// resumePause restores a pause made by an earlier daemon, and resumeStop
-	// completes its stop.
+	stop   []step // for a paused instance
+	deeper []step // saves a sleeping instance to disk
+	// resumePause restores the pause, and resumeStop completes the stop, of an
+	// earlier daemon.
 	resumePause, resumeStop []step
-	stopRunning             []step // also for an instance that is being started
+	stopRunning             []step // for an instance that runs or is being started
 }
 
 type step struct {
@@ -74,21 +73,21 @@ type step struct {
 	do   func(*attempt) error
 }
 
-// attempt is one walk through the steps.
+// attempt is one execution of a sequence of steps.
 type attempt struct {
 	i      *inst
 	ctx    context.Context
 	by     string // idle_timeout, manual, ...
 	reason string
 	force  bool // a user forced it: open connections and leases do not prevent it
-	// adopted is set for a pause made by an earlier daemon. Its time, cause and
-	// count are kept, because the next step of the ladder is counted from them.
+	// adopted is set for the pause of an earlier daemon. Its time, cause and count
+	// are kept, because the next step of the ladder counts from them.
 	adopted bool
 
 	work   Workload
 	guard  Guard
 	frozen bool
-	saved  int64 // bytes on disk
+	saved  int64 // size on disk, in bytes
 }
 
 func standardFence() fence {
@@ -107,13 +106,14 @@ func standardFence() fence {
 	}
 }
 
-// errStirred says what canceled a pause.
+// errStirred is returned when an arrival cancels a pause. what describes the
+// arrival.
 type errStirred struct{ what string }
 
 func (e *errStirred) Error() string { return "cannot pause: " + e.what }
 
-// asked reports whether a user requested it. A full disk then does not prevent
-// it.
+// asked reports whether a user requested the attempt. A full disk then does not
+// prevent it.
 func (a *attempt) asked() bool {
 	return !a.adopted && a.by != byIdle && a.by != stopAfter
 }
@@ -132,8 +132,7 @@ func (a *attempt) walk(steps []step) error {
 	return nil
 }
 
-// pause freezes a running instance through the fence. The caller holds the
-// lock.
+// pause pauses a running instance through the fence. i.lock must be held.
 func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	if err := i.move(power.Pausing); err != nil {
 		return err
@@ -146,7 +145,7 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 		return fmt.Errorf("cannot pause %s: it has no process", i.name())
 	}
 	i.endRound()
-	if by != byIdle { // then they were just read
+	if by != byIdle { // an idle decision has just read them
 		i.readTimers(a.work)
 	}
 	if err := a.flush(); err != nil {
@@ -162,12 +161,12 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 		i.h.log.Info("paused", "instance", i.name(), "by", by, "reason", reason)
 		return nil
 	}
-	if i.state() == power.Running { // the intent could not be recorded
+	if i.state() == power.Running { // the intent was not recorded
 		return err
 	}
 	if uerr := a.walk(i.h.steps.undo); uerr != nil {
-		// It may still be frozen. It stays PAUSING, which is not a state at
-		// rest, and the deadline repairs it.
+		// The workload may still be frozen. The instance stays PAUSING, and the
+		// check at this deadline repairs it.
 		i.h.due.Set(i.due, i.h.Now().Add(100*time.Millisecond))
 		return errors.Join(err, uerr)
 	}
@@ -181,9 +180,8 @@ func (i *inst) pause(ctx context.Context, by, reason string, force bool) error {
 	return err
 }
 
-// flush has the workload write out data that must not be lost. Clients are
-// served in the meantime. A client that arrives cancels the pause before it
-// begins.
+// flush makes the workload write out data that must not be lost. Clients are served
+// meanwhile. If one arrives, the pause is canceled before it begins.
 func (a *attempt) flush() error {
 	s, ok := a.work.(instance.Flusher)
 	if !ok {
@@ -193,7 +191,7 @@ func (a *attempt) flush() error {
 	return checkFrozen(a)
 }
 
-// asItIs returns an attempt that starts from the instance's present state.
+// asItIs returns an attempt for the instance in its current state.
 func (i *inst) asItIs(ctx context.Context, by, why string) *attempt {
 	a := &attempt{i: i, ctx: ctx, by: by, reason: why, work: i.workload()}
 	i.mu.Lock()
@@ -225,12 +223,13 @@ func freeze(a *attempt) error {
 	}
 	a.frozen = true
 	a.i.mu.Lock()
-	a.i.proc.frozen, a.i.proc.ownPauseUntil = true, time.Time{} // earlier requests were answered, too
+	a.i.proc.frozen, a.i.proc.ownPauseUntil = true, time.Time{} // this freeze also answers all earlier requests
 	a.i.mu.Unlock()
 	return nil
 }
 
-// checkFrozen reads everything again while the workload is frozen.
+// checkFrozen reads every source again while the workload is frozen, and returns an
+// error if any shows use.
 func checkFrozen(a *attempt) error {
 	i := a.i
 	v, _ := i.decide(a.work)
@@ -276,8 +275,7 @@ func finalCheck(a *attempt) error {
 	return a.stirred()
 }
 
-// checkUnlessForced is checkFrozen, except that a forced stop ignores its
-// result.
+// checkUnlessForced is checkFrozen, except that a forced stop ignores the result.
 func checkUnlessForced(a *attempt) error {
 	if a.force {
 		return nil
@@ -285,8 +283,9 @@ func checkUnlessForced(a *attempt) error {
 	return finalCheck(a)
 }
 
-// stirred returns an error if anything arrived other than through a socket of
-// the workload.
+// stirred returns an errStirred if something has arrived that is not seen at the
+// workload's sockets: a request for a wake, a client at the relay, or the program's
+// exit.
 func (a *attempt) stirred() error {
 	i := a.i
 	if why := i.requests.wanted.Load(); why != nil {
@@ -313,7 +312,7 @@ func commitPause(a *attempt) error {
 	}
 	now := i.h.Now()
 	err := a.saveFrozen(a.asked(), false, func(r *instance.Record) {
-		if a.adopted { // it keeps its depth of sleep
+		if a.adopted { // an adopted pause keeps its state
 			return
 		}
 		r.State, r.StatusReason = power.Paused, a.reason
@@ -331,10 +330,13 @@ func commitPause(a *attempt) error {
 	return nil
 }
 
-// saveFrozen is saveOrNote for a frozen workload. If a wake is requested
-// meanwhile, it stops waiting for the disk, which may still write the change.
-// It then returns an errStirred, and the change is not made. With fact set the
-// change has already happened: it is made, and recorded later.
+// saveFrozen changes and writes the record of a frozen workload. A failed write is
+// an error unless asked is set; then it is retried later.
+//
+// If a wake is requested during the write, saveFrozen returns an errStirred at once
+// and does not change the record in memory. The write may still complete; the next
+// one replaces it. fact means that the change has already happened: then it is made
+// in any case, and the write is retried later.
 func (a *attempt) saveFrozen(asked, fact bool, change func(r *instance.Record)) error {
 	i := a.i
 	rec := i.update(func(*instance.Record) {})
@@ -355,7 +357,7 @@ func (a *attempt) saveFrozen(asked, fact bool, change func(r *instance.Record)) 
 			if err != nil && !asked {
 				return fmt.Errorf("cannot record %s: %w", i.name(), err)
 			}
-		case <-i.stir: // possibly for a request that has been served
+		case <-i.stir: // possibly for a request that has already been served
 			if err = a.stirred(); err == nil {
 				continue
 			}
@@ -391,7 +393,7 @@ func save(a *attempt) error {
 }
 
 func commitSaved(a *attempt) error {
-	ident := a.work.Identity() // without a process now
+	ident := a.work.Identity() // hibernated: it has no process
 	return a.saveFrozen(false, true, func(r *instance.Record) {
 		r.State, r.StatusReason, r.Saved, r.Identity = power.Hibernated, a.reason, a.saved, &ident
 	})
@@ -427,12 +429,12 @@ func thaw(a *attempt) error {
 }
 
 // publishWoken makes the instance running for everyone. The record is written
-// afterwards, without a sync of its own: after a power failure it does not matter
-// which of the two the record names, because no program was left.
+// later, without a sync of its own: after a power failure no program is left, so it
+// does not matter which state the record names.
 func publishWoken(a *attempt) error {
 	i := a.i
 	now := i.h.Now()
-	ident := a.work.Identity() // a restore changes it
+	ident := a.work.Identity() // a restore changes the identity
 	i.mu.Lock()
 	i.seen.base, i.seen.readings, i.seen.conns = instance.Sample{}, nil, 0
 	i.resetProbesLocked()
@@ -455,8 +457,8 @@ func publishWoken(a *attempt) error {
 	return nil
 }
 
-// publishUndone returns the instance to running as if no pause had been tried.
-// What canceled it counts as activity.
+// publishUndone returns the instance to running as if no pause had been tried. What
+// canceled the pause counts as activity.
 func publishUndone(a *attempt) error {
 	i := a.i
 	now := i.h.Now()
@@ -465,7 +467,7 @@ func publishUndone(a *attempt) error {
 	}
 	i.update(func(r *instance.Record) {
 		r.State, r.StatusReason = power.Running, ""
-		r.StoppedBy, r.RestartAt = "", time.Time{} // of a stop that was called off
+		r.StoppedBy, r.RestartAt = "", time.Time{} // set by a stop that was canceled
 		r.LastActivityAt = now
 	})
 	i.requests.wanted.Store(nil)
@@ -476,7 +478,7 @@ func publishUndone(a *attempt) error {
 	return nil
 }
 
-// open lets the relay forward connections: the application accepts them.
+// open makes the relay forward connections, because the application accepts them.
 func (i *inst) open() {
 	i.ports.up.Store(true)
 	if i.gate != nil {

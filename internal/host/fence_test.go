@@ -23,11 +23,12 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// world is one instance on one simulated machine, driven point by point.
+// world is one instance on one simulated machine, whose goroutines the test resumes
+// one at a time.
 type world struct {
 	sc     scene
-	steps  *fence // nil for the standard fence
-	h      *Host  // the present daemon, with its instance and relay
+	steps  *fence // nil means the standard fence
+	h      *Host  // the current daemon, with its instance and relay
 	i      *inst
 	gate   *hosttest.Gate
 	daemon *hosttest.Daemon
@@ -44,14 +45,14 @@ type world struct {
 	live     int
 	trace    []string
 	faults   []string
-	here     place // place at which the last choice was made
+	here     place // the place at which the last choice was made
 	buf      []byte
 
-	log      *recording // nil if nothing is recorded
+	log      *recording // nil while nothing is recorded
 	clients  []*hosttest.Client
 	leased   bool // a lease was acknowledged while the instance ran
 	busied   bool // the program has reported work in progress
-	explicit bool // a user stops it
+	explicit bool // a user stops the instance
 	doomed   bool // a client was waiting when an automatic stop began
 }
 
@@ -63,8 +64,7 @@ type parking struct {
 	stand []byte
 }
 
-// park blocks the calling goroutine at a named point until the scheduler
-// resumes it.
+// park blocks the calling goroutine at a named point until the test resumes it.
 func (w *world) park(point string) { w.parkWith(point, nil) }
 
 func (w *world) parkWith(point string, own func([]byte, time.Time) []byte) {
@@ -84,7 +84,7 @@ func (w *world) parkWith(point string, own func([]byte, time.Time) []byte) {
 	if was := w.routines[id]; was != nil {
 		r.carries, r.attempt = was.carries, was.attempt
 	}
-	if point == "connect" { // from here on it has its own client
+	if point == "connect" { // from this point on the goroutine has its own client
 		r.carries = own(nil, w.began)
 	}
 	w.routines[id] = r
@@ -120,7 +120,7 @@ func newWorld(sc scene, steps *fence) *world {
 	}
 	w.i, _ = w.h.find(id)
 	w.gate.ID = id
-	w.i.check() // the base of the deltas
+	w.i.check() // gives the base for later samples
 	time.Sleep(61 * time.Second)
 	w.i.check()
 	time.Sleep(time.Millisecond)
@@ -130,11 +130,11 @@ func newWorld(sc scene, steps *fence) *world {
 	return w
 }
 
-// tamper breaks something about each new daemon; nil for nothing. It is set before
-// the walks begin.
+// tamper, if not nil, is called for each new daemon, to break something about it.
+// It must be set before the walks begin.
 var tamper func(*world)
 
-// newDaemon makes a daemon the present one.
+// newDaemon starts another daemon and makes it the current one.
 func (w *world) newDaemon() {
 	d := &hosttest.Daemon{Kernel: w.k}
 	w.daemon, w.writes = d, &hosttest.Session{Disk: w.disk}
@@ -173,8 +173,8 @@ func (w *world) newDaemon() {
 	}
 }
 
-// crash kills the daemon. What then acts is the supervisor, which thaws the program,
-// and the next daemon, which takes it over.
+// crash kills the daemon. The supervisor then thaws the program, and the next
+// daemon takes it over.
 func (w *world) crash() {
 	w.writes.Dead.Store(true)
 	w.daemon.Crash(w.gate)
@@ -194,7 +194,7 @@ func (w *world) crash() {
 	go func() {
 		w.park("watchdog")
 		if p := w.k.Proc(w.i.id); p != nil && w.daemon == dead && p.Frozen() && !p.Hibernated() {
-			_ = p.Thaw() // its errors are of this world's faults, and there are none
+			_ = p.Thaw() // the simulated machine injects no faults here
 		}
 		w.park("end")
 		w.mu.Lock()
@@ -212,7 +212,8 @@ func (w *world) crash() {
 	w.mu.Unlock()
 }
 
-// outlives reports whether a goroutine at the point is not of the daemon.
+// outlives reports whether a goroutine parked at point does not belong to the
+// daemon, and so survives its crash.
 func outlives(point string) bool {
 	switch point {
 	case "connect", "send", "close", "program-exit", "poller", "relay-arrive", "relay-dial":
@@ -221,7 +222,7 @@ func outlives(point string) bool {
 	return strings.HasPrefix(point, "begin ")
 }
 
-// noting records which actor makes which attempt.
+// noting returns f with steps that record which actor makes which attempt.
 func (w *world) noting(f fence) fence {
 	for _, steps := range []*[]step{&f.pause, &f.undo, &f.wake, &f.stop, &f.stopRunning, &f.deeper, &f.resumePause} {
 		*steps = slices.Clone(*steps)
@@ -257,7 +258,7 @@ func (w *world) watch(point string) {
 	}
 }
 
-// recorded checks what must hold at the instant at which a pause becomes
+// recorded checks the rules that must hold at the instant at which a pause becomes
 // durable.
 func (w *world) recorded(r *instance.Record) {
 	if w.log != nil {
@@ -287,14 +288,14 @@ func (w *world) recorded(r *instance.Record) {
 	}
 }
 
-// check is a check that decides nothing: the instance is not idle yet.
+// check does a check of an instance that is not idle yet, so nothing is decided.
 func (i *inst) check() {
 	i.acquire()
 	i.sample(i.workload())
 	i.release()
 }
 
-// An actor does one thing. At its points other actors may come between.
+// An actor does one thing. Other actors may run at each of its points.
 type actor struct {
 	name string
 	do   func(*world)
@@ -349,7 +350,7 @@ var actors = map[string]actor{
 			w.fault("start: %v", err)
 		}
 	}},
-	"push": {"push", func(w *world) { w.i.PushDown(power.Hibernated) }}, // another needs its memory; only a guest yields
+	"push": {"push", func(w *world) { w.i.PushDown(power.Hibernated) }}, // another instance needs its memory; only a guest yields
 	"exit": {"exit", func(w *world) {
 		if p := w.k.Proc(w.i.id); p != nil {
 			p.Exit(1)
@@ -358,8 +359,8 @@ var actors = map[string]actor{
 	"crash": {"crash", (*world).crash},
 }
 
-// calledOff reports whether err means that a user's stop came while the request
-// waited.
+// calledOff reports whether err means that a user stopped the instance while the
+// request waited.
 func calledOff(err error) bool {
 	refused, is := errors.AsType[*RefusedError](err)
 	return is && refused.Overtaken
@@ -371,8 +372,8 @@ func (w *world) add(c *hosttest.Client) {
 	w.mu.Unlock()
 }
 
-// play runs the actors. choose picks the parked goroutine to resume, and none
-// when it has seen enough.
+// play runs the actors. choose returns the parked goroutine to resume next, or a
+// negative number to stop. whole reports whether all actors came to their end.
 func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 	w.mu.Lock()
 	w.on, w.began, w.routines = true, time.Now(), map[uint64]*routine{}
@@ -399,7 +400,7 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 		synctest.Wait()
 		w.mu.Lock()
 		if len(w.parked) == 0 {
-			done := w.live == 0 && !(w.sc.crashes() && len(w.i.lock) > 0) // otherwise a daemon still takes it over
+			done := w.live == 0 && !(w.sc.crashes() && len(w.i.lock) > 0) // a daemon that crashed with the lock held is still followed by another
 			w.mu.Unlock()
 			if done {
 				break
@@ -408,7 +409,7 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 				w.fault("stuck: an actor waits for something that no actor will do")
 				break
 			}
-			time.Sleep(time.Second) // something waits for a timer
+			time.Sleep(time.Second) // let the timer fire for which something waits
 			continue
 		}
 		idleFor = 0
@@ -426,7 +427,7 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 		close(p.ch)
 	}
 	if w.log != nil {
-		w.log.stop() // what follows is in no order
+		w.log.stop() // later events are in no defined order
 	}
 	w.mu.Lock()
 	w.on = false
@@ -438,16 +439,16 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 	return whole
 }
 
-// letGo records what p's goroutine knows when it resumes. Whatever blocks it
-// before its next point follows from that. The caller holds mu.
+// letGo records what p's goroutine knows when it is resumed. Whatever blocks it
+// before its next point follows from that. w.mu must be held.
 func (w *world) letGo(p *parking) {
 	p.r.resumed = len(w.trace)
-	if !strings.HasPrefix(p.point, "begin ") && p.point != "relay-arrive" { // these have requested the lock only
+	if !strings.HasPrefix(p.point, "begin ") && p.point != "relay-arrive" { // at those points it has only requested the lock
 		p.r.from = slices.Clone(w.here[:])
 	}
 }
 
-// mind updates the memory of the calling goroutine.
+// mind changes the recorded state of the calling goroutine.
 func (w *world) mind(what func(r *routine)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -460,8 +461,8 @@ func (w *world) mind(what func(r *routine)) {
 	}
 }
 
-// inOrder offers the goroutines parked at a point in the order of their
-// arrival, point by point.
+// inOrder sorts the parked goroutines by point, and by arrival at the same point.
+// It returns how many may be chosen.
 func (w *world) inOrder() int {
 	slices.SortFunc(w.parked, func(a, b *parking) int {
 		if c := strings.Compare(a.point, b.point); c != 0 {
@@ -472,7 +473,7 @@ func (w *world) inOrder() int {
 	return len(w.parked)
 }
 
-// verify returns the violations of what must hold in every order.
+// verify returns the violations of the rules that must hold in every order.
 func (w *world) verify(s scene) []string {
 	faults := append(w.faults, w.k.Broken()...)
 	bad := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
@@ -529,13 +530,13 @@ func (w *world) verify(s scene) []string {
 	return faults
 }
 
-// scene is a set of actors and the state that they start from.
+// scene is a set of actors, with the state in which they start.
 type scene struct {
 	names  []string
-	quiet  bool // open connections do not hold by themselves
-	paused bool // it is already paused, and due for the next step
+	quiet  bool // open connections do not keep the instance awake
+	paused bool // the instance is already paused, and its next step is due
 	deep   bool // that step is hibernation, not a stop
-	kept   bool // the sockets of the program are kept; not if deep
+	kept   bool // the sockets of the program are kept; not with deep
 }
 
 func (s scene) String() string {
@@ -544,7 +545,7 @@ func (s scene) String() string {
 
 func (s *scene) crashes() bool { return slices.Contains(s.names, "crash") }
 
-// spec changes the spec of an instance to that of the scene.
+// spec changes an instance's spec as the scene requires.
 func (s *scene) spec(spec *instance.Spec) {
 	if s.quiet {
 		spec.QuietConnectionAfter = idle.Duration(time.Nanosecond)
@@ -556,7 +557,7 @@ func (s *scene) spec(spec *instance.Spec) {
 	}
 }
 
-// run executes one interleaving from a fresh world.
+// run executes one order of the actors in a new world.
 func run(steps *fence, s scene, choose func(w *world) int) (faults []string, trace string) {
 	w := newWorld(s, steps)
 	if len(w.faults) > 0 {
@@ -579,8 +580,8 @@ func run(steps *fence, s scene, choose func(w *world) int) (faults []string, tra
 	return faults, strings.Join(w.trace, " ")
 }
 
-// enumerate walks every interleaving of the actors at the named points one by
-// one, at most limit of them, and stops at the first fault.
+// enumerate walks the orders of the actors at the named points one by one, at most
+// limit of them, and stops at the first fault.
 func enumerate(steps *fence, sc scene, limit int, seen map[string]bool) (fault, trace string) {
 	var prefix []int
 	for n := 0; n < limit; n++ {
@@ -609,7 +610,7 @@ func enumerate(steps *fence, sc scene, limit int, seen map[string]bool) (fault, 
 	return "", "limit"
 }
 
-// scenes returns all sets of up to three actors around a pause, and around the
+// scenes returns all sets of two or three actors around a pause, and around the
 // automatic stop of a paused instance.
 func scenes() (out []scene) {
 	others := []string{"connect", "relay", "talk", "lease", "busy", "pause", "resume", "stop", "start", "exit"}
@@ -629,8 +630,8 @@ func scenes() (out []scene) {
 	return out
 }
 
-// count returns the number of tries. make soak raises it through env. The race
-// detector makes each try many times slower.
+// count returns the number of tries that the environment variable env sets, or def.
+// With the race detector def is reduced, because each try is many times slower.
 func count(t *testing.T, env string, def int) int {
 	if underRace {
 		def = max(def/20, 20)
@@ -638,7 +639,7 @@ func count(t *testing.T, env string, def int) int {
 	return scaletest.Count(t, env, def)
 }
 
-// TestFenceEveryInterleaving walks every order in which up to three actors can
+// TestFenceEveryInterleaving checks every order in which up to three actors can
 // pass the named points of the fence. It visits each reachable place once.
 func TestFenceEveryInterleaving(t *testing.T) {
 	seed := rand.Uint64()
@@ -669,9 +670,9 @@ func TestFenceEveryInterleaving(t *testing.T) {
 		orders, orders, len(scs), places, runs, left, wanders*len(scs))
 }
 
-// TestFenceReduction checks the reduction: where orders can be walked one by
-// one, their number equals the one computed from the places, and differs if a
-// place omits something.
+// TestFenceReduction checks the reduction to places. Where orders can be walked one
+// by one, their number must equal the one computed from the places, and must differ
+// if a place leaves something out.
 func TestFenceReduction(t *testing.T) {
 	if underRace {
 		t.Skip("runs nothing that the others do not")
@@ -714,8 +715,8 @@ func TestFenceReduction(t *testing.T) {
 	}
 }
 
-// TestFenceUnusualSchedule checks that a place that a run found once, and that no
-// later run reaches, changes nothing about the orders that are walked.
+// TestFenceUnusualSchedule checks that a place that one run reaches and no later
+// run does not change which orders are walked.
 func TestFenceUnusualSchedule(t *testing.T) {
 	sc := scene{names: []string{"idle", "connect"}}
 	synctest.Test(t, func(t *testing.T) {
@@ -741,11 +742,11 @@ func TestFenceUnusualSchedule(t *testing.T) {
 	})
 }
 
-// fewOrders is the maximum number of orders of a scene that are walked one by
+// fewOrders is the number of orders up to which those of a scene are walked one by
 // one.
 const fewOrders = 400
 
-// drawScene draws three to five actors.
+// drawScene returns a random scene with three to five actors.
 func drawScene(r *rand.Rand) scene {
 	var all []string
 	for n := range actors {
@@ -762,7 +763,7 @@ func drawScene(r *rand.Rand) scene {
 	return sc
 }
 
-// TestFenceRandomInterleavings draws orders of three to five actors.
+// TestFenceRandomInterleavings checks random orders of three to five actors.
 func TestFenceRandomInterleavings(t *testing.T) {
 	runs := count(t, "LULL_RANDOM_INTERLEAVINGS", 15_000)
 	seed := rand.Uint64()

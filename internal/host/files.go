@@ -16,8 +16,8 @@ import (
 )
 
 // ReadFiles writes the file or tree at a path of an instance to w as a tar stream.
-// It works while the instance sleeps; a runtime that copies files itself may have it
-// woken. begun reports whether something was written.
+// The instance may be asleep; it is woken only if its runtime needs that to copy
+// files. begun reports whether anything was written.
 func (h *Host) ReadFiles(ctx context.Context, w io.Writer, ref, at string) (begun bool, err error) {
 	if i, k, done, err := h.keeperOf(ctx, ref); err != nil || k != nil {
 		if err != nil {
@@ -37,9 +37,9 @@ func (h *Host) ReadFiles(ctx context.Context, w io.Writer, ref, at string) (begu
 	return begun, fileFault(i, at, err)
 }
 
-// WriteFiles unpacks a tar stream at a path of an instance: into the directory
-// there, or under that name in the directory above. What is new belongs to the
-// owner of the directory.
+// WriteFiles unpacks a tar stream at a path of an instance: into the directory at
+// that path, or under that name in its parent. New files belong to the owner of the
+// directory.
 func (h *Host) WriteFiles(ctx context.Context, r io.Reader, ref, at string) error {
 	if i, k, done, err := h.keeperOf(ctx, ref); err != nil || k != nil {
 		if err != nil {
@@ -57,8 +57,9 @@ func (h *Host) WriteFiles(ctx context.Context, r io.Reader, ref, at string) erro
 	return fileFault(i, at, tartree.UnpackInside(r, root, at))
 }
 
-// keeperOf returns the runtime of an instance if that copies files itself. The
-// instance is kept awake until done is called, if it must be.
+// keeperOf returns the runtime of an instance if that copies files itself, and nil
+// otherwise. If the runtime needs the instance awake, it is kept awake until done
+// is called.
 func (h *Host) keeperOf(ctx context.Context, ref string) (i *inst, k instance.FileKeeper, done func(), err error) {
 	if i, err = h.find(ref); err != nil {
 		return nil, nil, nil, err
@@ -82,8 +83,8 @@ func (h *Host) keeperOf(ctx context.Context, ref string) (i *inst, k instance.Fi
 	return i, k, leave, err
 }
 
-// filesOf opens the root directory that the programs of an instance see. done closes
-// it; until then an instance that is stopped does not start.
+// filesOf opens the root directory that the programs of an instance see. done
+// closes it. A stopped instance cannot start before done is called.
 func (h *Host) filesOf(ctx context.Context, ref string) (i *inst, root *os.File, done func(), err error) {
 	if i, err = h.find(ref); err != nil {
 		return nil, nil, nil, err
@@ -113,7 +114,8 @@ func (h *Host) filesOf(ctx context.Context, ref string) (i *inst, root *os.File,
 	return i, root, func() { root.Close(); release() }, nil
 }
 
-// absolute resolves a path against the working directory of the instance.
+// absolute returns at as an absolute path, relative to the instance's working
+// directory.
 func (i *inst) absolute(at string) string {
 	if path.IsAbs(at) {
 		return path.Clean(at)
@@ -121,7 +123,7 @@ func (i *inst) absolute(at string) string {
 	return path.Join("/", i.spec().Workdir, at)
 }
 
-// fileFault makes an error about a path of an instance one of the host.
+// fileFault converts an error about a path of an instance into one of the host.
 func fileFault(i *inst, at string, err error) error {
 	switch {
 	case err == nil:

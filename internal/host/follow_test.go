@@ -15,27 +15,26 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// What the shipped fence does in the walks is recorded and checked against the
-// model: a trace is accepted only if it is a behavior of modeltest/fence.pml, in
-// which all that is not recorded is free. Spin's verifier follows the traces
-// itself, so that no second form of the model exists.
+// The walks of the fence are recorded and checked against the model
+// modeltest/fence.pml. A trace is accepted only if it is a behavior of the model,
+// in which everything that is not recorded may happen at any time. Spin's verifier
+// follows the traces itself, so the model exists in one form only.
 
-// recorder gets each recorded walk, and whether it was walked to its end; nil while
-// nothing is recorded. It is set before the walks begin.
+// recorder is called with each recorded walk, and whether the walk reached its end.
+// Nil records nothing. It must be set before the walks begin.
 var recorder func(sc scene, events []modeltest.Event, whole bool)
 
-// recording is the trace of one walk. It may be written at the same time by all
-// that happens in it.
+// recording is the trace of one walk. It is safe for concurrent use.
 type recording struct {
 	mu     sync.Mutex
 	on     bool
 	events []modeltest.Event
-	state  power.Instance // on disk
+	state  power.Instance // the state on disk
 	leases int
 }
 
-// stepEvents maps the steps that only the daemon sees to their events. The others
-// are events of the simulated kernel and of its relay.
+// stepEvents maps the steps that only the daemon sees to their events. The other
+// events come from the simulated kernel and its relay.
 var stepEvents = map[string]string{"intent": "intent", "look": "look", "look-again": "final", "commit": "commit",
 	"stop-intent": "stopintent", "stop-look": "stoplook", "deeper-look": "final", "deeper-commit": "commit"}
 
@@ -48,7 +47,7 @@ func (r *recording) event(name string, n int) {
 	}
 }
 
-// record turns what is written to disk into events.
+// record adds the events for a record that was written to disk.
 func (r *recording) record(rec *instance.Record) {
 	r.mu.Lock()
 	stopped, leased := rec.State == power.Stopped && r.state != power.Stopped, len(rec.Leases) > r.leases
@@ -62,7 +61,7 @@ func (r *recording) record(rec *instance.Record) {
 	}
 }
 
-// began notes that an actor of a living daemon begins.
+// began adds the event for the start of an actor of a living daemon.
 func (r *recording) began(name string) {
 	switch v := slices.Index(verbs, name); {
 	case v >= 0:
@@ -84,11 +83,11 @@ func (r *recording) stop() {
 	r.on = false
 }
 
-// verbs are the calls of a user, in the order of the model.
+// verbs are the calls of users, in the order of their numbers in the model.
 var verbs = []string{"stop", "start", "resume", "pause", "lease", "busy"}
 
-// traceOf returns a walk as the model reads it; ok is false if the model has not as
-// many clients or calls.
+// traceOf converts a walk to the model's form. ok is false if the walk has more
+// clients or calls than the model.
 func traceOf(sc scene, events []modeltest.Event) (t walked, ok bool) {
 	m := modeltest.Scenario{Quiet: sc.quiet, Deep: sc.deep, Requests: 1, Checks: yes(sc.paused), Kept: sc.kept, Timed: true}
 	for _, name := range sc.names {
@@ -118,7 +117,7 @@ func traceOf(sc scene, events []modeltest.Event) (t walked, ok bool) {
 	return walked{sc, modeltest.Trace{Scenario: m, Events: events}}, true
 }
 
-// walked is a recorded walk.
+// walked is a recorded walk, with its scene.
 type walked struct {
 	sc scene
 	modeltest.Trace
@@ -131,7 +130,8 @@ func traces(all []walked) (out []modeltest.Trace) {
 	return out
 }
 
-// walks records random orders of scenes until the traces have so many transitions.
+// walks records random orders of scenes until the traces together have the given
+// number of transitions.
 func walks(t *testing.T, steps *fence, transitions int, r *rand.Rand, draw func() scene) (all []walked) {
 	t.Helper()
 	defer func() { recorder = nil }()
@@ -152,15 +152,15 @@ func walks(t *testing.T, steps *fence, transitions int, r *rand.Rand, draw func(
 	return all
 }
 
-// ended returns events followed by the end, at which nothing is left to do.
+// ended returns events followed by the end event, which says that nothing is left
+// to do.
 func ended(events []modeltest.Event) []modeltest.Event {
 	at := int64(len(events))
 	return append(events, modeltest.Event{Name: "end", From: at, To: at})
 }
 
-// TestFenceTraces checks that what the fence does in random walks is a behavior of
-// the model, and that the model rejects what it must: recorded traces that were
-// changed, and what broken fences do.
+// TestFenceTraces checks that random walks of the fence are behaviors of the model,
+// and that the model rejects traces that were changed, and those of broken fences.
 func TestFenceTraces(t *testing.T) {
 	if underRace || testing.Short() {
 		t.Skip("starts programs, and runs nothing that the others do not")
@@ -185,7 +185,7 @@ func TestFenceTraces(t *testing.T) {
 	t.Run("broken worlds", func(t *testing.T) { rejectsBrokenWorlds(t, f, r) })
 }
 
-// drawWalk draws one of the scenes that are walked in every order, or a larger one.
+// drawWalk returns a random scene: one of scenes, or a larger one.
 func drawWalk(r *rand.Rand) scene {
 	if all := scenes(); r.IntN(2) == 0 {
 		return all[r.IntN(len(all))]
@@ -193,11 +193,11 @@ func drawWalk(r *rand.Rand) scene {
 	return drawScene(r)
 }
 
-// sight is an event of a walk.
+// sight returns an event of a walk.
 func sight(name string, n int) modeltest.Event { return modeltest.Event{Name: name, N: n} }
 
-// find returns the index of the first event at or after from with the name, and with
-// the number unless n is negative; -1 if there is none.
+// find returns the index of the first event at or after from with this name, and
+// this number unless n is negative. It returns -1 if there is none.
 func (t *walked) find(from int, name string, n int) int {
 	for k := max(from, 0); k < len(t.Events); k++ {
 		if e := t.Events[k]; e.Name == name && (n < 0 || e.N == n) {
@@ -207,15 +207,15 @@ func (t *walked) find(from int, name string, n int) int {
 	return -1
 }
 
-// frozenIdle reports whether the program was found idle once it was frozen, in the
-// pause that begins at event n.
+// frozenIdle reports whether, in the pause that begins at event n, the frozen
+// program was found idle.
 func (t *walked) frozenIdle(n int) bool {
 	look := t.find(n, "look", -1)
 	exit := t.find(n, "exit", -1)
 	return look >= 0 && t.Events[look].N == 0 && (exit < 0 || exit > look)
 }
 
-// with returns a copy with other events, in their order.
+// with returns a copy of t with the given events, in this order.
 func (t walked) with(events ...[]modeltest.Event) walked {
 	t.Events = slices.Concat(events...)
 	for n := range t.Events {
@@ -224,15 +224,15 @@ func (t walked) with(events ...[]modeltest.Event) walked {
 	return t
 }
 
-// swapped returns a copy in which two events have changed places.
+// swapped returns a copy of t with two events swapped.
 func (t walked) swapped(n, m int) walked {
 	events := slices.Clone(t.Events)
 	events[n], events[m] = events[m], events[n]
 	return t.with(events)
 }
 
-// changes make traces that the model must reject; ok is false if a trace is not
-// suited.
+// changes change a trace so that the model must reject it. ok is false if the trace
+// is not suitable for the change.
 var changes = map[string]func(t walked) (changed walked, ok bool){
 	"a thaw is left out": func(t walked) (walked, bool) {
 		n := t.find(0, "thaw", -1)
@@ -347,7 +347,7 @@ func rejectsChanged(t *testing.T, f *modeltest.Follower, all []walked) {
 				break
 			}
 		}
-		for n := range changed { // without the lease it can be
+		for n := range changed { // the model must accept it without the lease
 			changed[n] = changed[n].with(slices.DeleteFunc(slices.Clone(changed[n].Events), func(e modeltest.Event) bool {
 				return e.Name == "lease" || e.Name == "called" && e.N == 4
 			}))
@@ -364,8 +364,8 @@ func rejectsChanged(t *testing.T, f *modeltest.Follower, all []walked) {
 	}
 }
 
-// rejectsBroken checks that the model rejects what each broken fence does. Some
-// show only in few orders.
+// rejectsBroken checks that the model rejects traces of each broken fence. Some are
+// wrong only in few orders.
 func rejectsBroken(t *testing.T, f *modeltest.Follower, r *rand.Rand) {
 	for _, b := range brokenFences() {
 		steps, deep := b.whole(), b.f.deeper != nil
@@ -382,7 +382,8 @@ func rejectsBroken(t *testing.T, f *modeltest.Follower, r *rand.Rand) {
 	}
 }
 
-// deafKeeper does not watch the sockets that it keeps, openKeeper does not shut them.
+// deafKeeper does not watch the sockets that it keeps, and openKeeper does not shut
+// them.
 type (
 	deafKeeper struct{ *hosttest.Keeper }
 	openKeeper struct{ *hosttest.Keeper }
@@ -394,8 +395,9 @@ func (k deafKeeper) Watch(id string, _ func(string)) (Guard, error) {
 
 func (openKeeper) Shut(string) {}
 
-// rejectsBrokenWorlds checks that the model rejects what is broken around the fence:
-// a daemon that takes over, the bind handoff, and how the end of a program is noticed.
+// rejectsBrokenWorlds checks that the model rejects traces if something around the
+// fence is broken: the takeover by a daemon, the bind handoff, or how the end of a
+// program is noticed.
 func rejectsBrokenWorlds(t *testing.T, f *modeltest.Follower, r *rand.Rand) {
 	defer func() { tamper = nil }()
 	std := standardFence()
@@ -426,7 +428,8 @@ func rejectsBrokenWorlds(t *testing.T, f *modeltest.Follower, r *rand.Rand) {
 	}
 }
 
-// rejectsSome walks scenes until the model rejects a trace.
+// rejectsSome walks scenes until the model rejects a trace, and fails if it rejects
+// none.
 func rejectsSome(t *testing.T, f *modeltest.Follower, r *rand.Rand, name string, steps *fence, draw func() scene) {
 	t.Helper()
 	walked, rejected := 0, 0

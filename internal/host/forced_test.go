@@ -13,10 +13,10 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestForcedPauseKeepsConnections checks that an instance paused by force under
-// a client takes the steps that keep the connection, and takes the one that
-// cuts it only after the connection has moved data or closed. That also holds
-// for the next daemon.
+// TestForcedPauseKeepsConnections checks that an instance that was paused by force
+// despite a client takes the steps that keep the connection, and takes the step
+// that closes it only after the connection has carried data or closed. It checks
+// the same for the next daemon.
 func TestForcedPauseKeepsConnections(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -52,13 +52,12 @@ func TestForcedPauseKeepsConnections(t *testing.T) {
 		c.Close()
 		r.is("a", power.Running)
 		time.Sleep(7 * time.Minute)
-		r.is("a", power.Stopped) // like any other
+		r.is("a", power.Stopped) // as any other instance is
 	})
 }
 
-// TestForcedPauseAndQuietConnections checks that connections which may be
-// ignored after a quiet time delay the stop until then, whichever setting
-// allows it.
+// TestForcedPauseAndQuietConnections checks that connections that may be ignored
+// after a quiet time delay the stop until then, whichever setting allows that.
 func TestForcedPauseAndQuietConnections(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		ids := map[string]string{}
@@ -90,7 +89,7 @@ func TestForcedPauseAndQuietConnections(t *testing.T) {
 	})
 }
 
-// pauseUnder pauses an instance by force although clients hold it.
+// pauseUnder pauses an instance by force although it has clients.
 func (r *rig) pauseUnder(name string) {
 	r.t.Helper()
 	synctest.Wait()

@@ -17,7 +17,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// fullDisk rejects every record while full is set.
+// fullDisk rejects all writes of records while full is set.
 type fullDisk struct {
 	*hosttest.Disk
 	full atomic.Bool
@@ -37,8 +37,8 @@ type errNoSpace struct{}
 func (*errNoSpace) Error() string { return "write /data/instances/x: no space left on device" }
 func (*errNoSpace) Unwrap() error { return syscall.ENOSPC }
 
-// onFullDisk runs f on a host whose disk becomes full after prepare, then frees
-// the space. After that, the records on disk must match the state.
+// onFullDisk runs f on a host whose disk becomes full after prepare. Then it frees
+// space and checks that the records on disk match the state.
 func onFullDisk(t *testing.T, prepare, f func(r *rig)) {
 	t.Helper()
 	d := &fullDisk{}
@@ -51,7 +51,7 @@ func onFullDisk(t *testing.T, prepare, f func(r *rig)) {
 		f(r)
 		synctest.Wait()
 		d.full.Store(false)
-		time.Sleep(5 * time.Second) // several tries of the saver
+		time.Sleep(5 * time.Second) // several attempts of the saver
 		synctest.Wait()
 		if err := r.saver.Failing(); err != nil {
 			t.Errorf("with space again: %v", err)
@@ -67,8 +67,8 @@ func onFullDisk(t *testing.T, prepare, f func(r *rig)) {
 	})
 }
 
-// User actions work on a full disk: pause, resume, stop, disable and rm of
-// instances in every state.
+// TestUsersActOnAFullDisk checks that users can pause, resume, stop, disable and
+// remove instances in every state while the disk is full.
 func TestUsersActOnAFullDisk(t *testing.T) {
 	asleep := func(r *rig) {
 		if err := r.Pause(r.ctx, "a", ByManual, false); err != nil {
@@ -79,7 +79,7 @@ func TestUsersActOnAFullDisk(t *testing.T) {
 	for name, row := range map[string]struct {
 		prepare []func(*rig)
 		do      func(ctx context.Context, r *rig) error
-		want    power.Instance // empty: removed
+		want    power.Instance // empty if it must be removed
 	}{
 		"pause":          {[]func(*rig){run}, func(ctx context.Context, r *rig) error { return r.Pause(ctx, "a", ByManual, false) }, power.Paused},
 		"resume":         {[]func(*rig){run, asleep}, func(ctx context.Context, r *rig) error { return r.Resume(ctx, "a", ByManual) }, power.Running},
@@ -117,8 +117,9 @@ func TestUsersActOnAFullDisk(t *testing.T) {
 	}
 }
 
-// While the disk is full no automatic action happens, and why, ps and the
-// events give that reason. Once there is space, automatic actions resume.
+// TestFullDiskIsNamed checks that no automatic action happens while the disk is
+// full, that why, ps and the events give that reason, and that automatic actions
+// resume once there is space.
 func TestFullDiskIsNamed(t *testing.T) {
 	for name, asleep := range map[string]bool{"running": false, "paused": true} {
 		t.Run(name, func(t *testing.T) {
@@ -154,7 +155,8 @@ func TestFullDiskIsNamed(t *testing.T) {
 	}
 }
 
-// A halt takes effect although it cannot be recorded, and reports that.
+// TestHaltOnAFullDisk checks that a halt takes effect although it cannot be
+// recorded, and that the error says so.
 func TestHaltOnAFullDisk(t *testing.T) {
 	inTuned(t, func(c *Config) { c.KeepHalt = func(*idle.HaltedBy) error { return syscall.ENOSPC } }, func(r *rig) {
 		r.run("a", nil)
@@ -166,7 +168,7 @@ func TestHaltOnAFullDisk(t *testing.T) {
 	})
 }
 
-// lateWriter changes an instance's record while it is being deleted.
+// lateWriter changes an instance's record while the record is being deleted.
 type lateWriter struct {
 	*hosttest.Disk
 	change func()
@@ -176,13 +178,13 @@ func (d *lateWriter) Delete(id string) error {
 	err := d.Disk.Delete(id)
 	if d.change != nil {
 		d.change()
-		time.Sleep(time.Second) // longer than the saver waits
+		time.Sleep(time.Second) // longer than the saver's delay
 	}
 	return err
 }
 
-// A write that is due while an instance is removed does not bring its record
-// back.
+// TestRemovedStaysRemoved checks that a write that is due while an instance is
+// removed does not restore its record.
 func TestRemovedStaysRemoved(t *testing.T) {
 	d := &lateWriter{}
 	inTuned(t, func(c *Config) {
@@ -197,7 +199,7 @@ func TestRemovedStaysRemoved(t *testing.T) {
 			r.saver.WriteLater(i, i.id)
 		}
 		errtest.None(t, r.Delete(r.ctx, "a", ByManual))
-		time.Sleep(5 * time.Second) // several tries of the saver
+		time.Sleep(5 * time.Second) // several attempts of the saver
 		synctest.Wait()
 		if all := d.All(); len(all) != 0 {
 			t.Errorf("%d records after the removal: %+v", len(all), all)

@@ -13,20 +13,20 @@ import (
 	"lull/internal/platform/sockets"
 )
 
-// The members of a group (Spec.Group) sleep together: none is paused while
-// another one is in use, and a client or timer that wakes one wakes all of
-// them. Spec.DependsOn determines the order. A member that never pauses, is
-// paused outside lull, or was stopped by a user does not keep the others awake.
+// The members of a group (Spec.Group) sleep together: none is paused while another
+// is in use, and a client or timer that wakes one wakes all of them. Spec.DependsOn
+// determines the order. A member does not keep the others awake if it never pauses,
+// is paused outside lull, or was stopped by a user.
 
-// byGroup is the actor of a wake because another member of the group was woken.
+// byGroup is the actor of a wake caused by the wake of another member of the group.
 const byGroup = "group"
 
 // GroupInUse is the code of the block on an instance while another member of
 // its group is in use.
 const GroupInUse idle.Code = "group_in_use"
 
-// groupBlock blocks the idle pause of an instance while another member of its
-// group is in use; nil otherwise.
+// groupBlock returns a block of the idle pause while another member of the group is
+// in use, or nil.
 func (i *inst) groupBlock() *idle.Block {
 	g := i.spec().Group
 	if g == "" {
@@ -40,9 +40,9 @@ func (i *inst) groupBlock() *idle.Block {
 	return nil
 }
 
-// inUse reports whether the last check of i found a reason against an idle
-// pause other than its group or its dependents. A running instance that has not
-// been checked yet counts as in use.
+// inUse reports whether the last check of i found a reason against an idle pause,
+// other than i's group or dependents. A running instance that has not been checked
+// yet counts as in use.
 func (i *inst) inUse() bool {
 	if i.pauseAfter() == 0 {
 		return false
@@ -61,15 +61,15 @@ func (i *inst) inUse() bool {
 }
 
 // fromOutside reports whether the reason of a wake is that a client needs the instance,
-// and with it its group. It does not when a connection ends, as those of a member do
-// that lull stops, when such a member says goodbye before, and when a dependent wakes,
-// which wakes its own group.
+// and with it its group. That is not so if a connection has ended, as those of a member
+// do when lull stops it, if such a member announces that first, or if a dependent wakes:
+// a dependent wakes its own group.
 func fromOutside(reason string) bool {
 	return !sockets.Ended(reason) && !strings.HasPrefix(reason, instance.WithinGroup) && !strings.HasSuffix(reason, dependentSaying)
 }
 
-// wakeGroup wakes the other members of a group after i was woken by a client or a
-// timer. It does not block.
+// wakeGroup wakes the other members of i's group if a timer, or a client from outside
+// the group, has woken i. It does not block.
 func (i *inst) wakeGroup(by, reason string) {
 	g := i.spec().Group
 	if g == "" || by != byTimer && (by != byConnection || !fromOutside(reason)) {
@@ -88,8 +88,8 @@ func (i *inst) wakeGroup(by, reason string) {
 	}
 }
 
-// RelatedOutside sets the group and the dependencies of an instance, by ID,
-// from the labels of its container.
+// RelatedOutside sets the group and the dependencies (by ID) of an instance, which
+// come from the labels of its container.
 func (h *Host) RelatedOutside(ctx context.Context, ref, group string, dependsOn []string) error {
 	i, err := h.find(ref)
 	if err != nil {

@@ -13,14 +13,15 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// in makes a spec a member of the group shop that depends on others.
+// in returns an option that makes a spec a member of the group shop that depends on
+// others.
 func in(names ...string) func(*instance.Spec) {
 	return func(s *instance.Spec) { s.Group, s.DependsOn, s.StopAfter = "shop", names, new(idle.Duration) }
 }
 
-// TestGroupSleepsTogether has clients of one member of a group: none sleeps before
-// the last client leaves, and then all do, in the order of their dependencies. A
-// client of any one wakes all of them.
+// TestGroupSleepsTogether has clients of one member of a group. It checks that no
+// member sleeps before the last client leaves, that all then do in the order of
+// their dependencies, and that a client of any member wakes all.
 func TestGroupSleepsTogether(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		names := []string{"db", "worker", "web"}
@@ -60,8 +61,9 @@ func TestGroupSleepsTogether(t *testing.T) {
 	})
 }
 
-// TestGroupLeavesAlone checks that a client of one member does not wake what a user
-// stopped or paused outside lull, and that neither keeps the others awake.
+// TestGroupLeavesAlone checks that a client of one member does not wake a member
+// that a user stopped, or that was paused outside lull, and that neither keeps the
+// others awake.
 func TestGroupLeavesAlone(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		web, db, cache := r.run("web", in()), r.run("db", in()), r.run("cache", in())
@@ -91,8 +93,9 @@ func TestGroupLeavesAlone(t *testing.T) {
 	})
 }
 
-// TestRelatedOutside changes the group and the dependencies of an instance while it
-// runs, across a crash. A circle changes nothing.
+// TestRelatedOutside checks that the group and the dependencies of a running
+// instance can be changed and survive a crash, and that a circle of dependencies is
+// refused.
 func TestRelatedOutside(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		ctx := context.Background()

@@ -21,12 +21,12 @@ func (h *Host) ProgramBusy(id string, change int) error {
 	return nil
 }
 
-// FromProgram carries out a message of a program, except Busy and Waiting. It may
-// wait for the instance's lock until ctx ends.
+// FromProgram carries out a message of a program, other than Busy and Waiting. It
+// may wait for the instance's lock until ctx ends.
 //
-// A frozen program cannot send. So a message that is read while its instance is
-// paused was sent before the freeze, and a message that holds an instance wakes
-// it.
+// A frozen program cannot send. A message that arrives while the instance is paused
+// was therefore sent before the freeze. If the message keeps the instance awake, it
+// wakes it.
 func (h *Host) FromProgram(ctx context.Context, id string, m guest.Message) error {
 	i, err := h.find(id)
 	if err != nil {
@@ -35,9 +35,9 @@ func (h *Host) FromProgram(ctx context.Context, id string, m guest.Message) erro
 	return h.fromGuest(ctx, i, m)
 }
 
-// FromHarness handles a message that an instance's guest agent forwards for the
-// programs beside it: Busy once one of them has work in progress, Waiting once
-// none has. It may wait for the instance's lock until ctx ends.
+// FromHarness carries out a message that an instance's guest agent forwards. Busy
+// means that one of the programs in the guest has work in progress, and Waiting
+// that none has. It may wait for the instance's lock until ctx ends.
 func (h *Host) FromHarness(ctx context.Context, id string, m guest.Message) error {
 	i, err := h.find(id)
 	if err != nil {
@@ -74,7 +74,7 @@ func (h *Host) fromGuest(ctx context.Context, i *inst, m guest.Message) error {
 		return nil
 	case guest.KeepaliveRelease:
 		return h.ReleaseLease(ctx, i.id, p.Holder)
-	case guest.Busy, guest.Waiting: // a repetition; a report is valid as long as its connection
+	case guest.Busy, guest.Waiting: // repeats a report that holds as long as the program's connection
 	case guest.NextDue:
 		at := p.At
 		if at.IsZero() {

@@ -15,25 +15,25 @@ import (
 	"lull/internal/protocol/shimctl"
 )
 
-// Bind handoff: lull keeps the sockets of an instance on the direct path while
-// its program does not run, and substitutes them when the program binds. A
-// connection made in the meantime waits in the backlog, starts the program if
-// lull had stopped it, and is accepted by the program itself.
+// Bind handoff: while the program of an instance on the direct path does not run,
+// lull keeps its sockets. When the program binds, they replace its own. A client
+// that connects meanwhile waits in the backlog, starts the program if lull had
+// stopped it, and is accepted by the program itself.
 //
-// Sockets are kept from the first start until a user stops the instance, so
-// that no connection is refused during a crash, a restart or an automatic stop.
+// Sockets are kept from the first start until a user stops the instance, so that no
+// connection is refused during a crash, a restart or an automatic stop.
 
-// handoffs is implemented by HeldListeners that can give a kept socket to a
+// handoffs is implemented by a HeldListeners that can hand a kept socket to a
 // program when it binds.
 type handoffs interface {
-	// Handoff returns an error if handoffs do not work here. noPrivs is whether
-	// programs then run with no_new_privs.
+	// Handoff returns an error if handoffs do not work on this machine. noPrivs
+	// reports whether programs then run with no_new_privs.
 	Handoff(ctx context.Context) (noPrivs bool, err error)
-	Shut(id string) // new connections to the kept sockets wait until Open
+	Shut(id string) // makes new connections to the kept sockets wait until Open
 	Open(id string)
 }
 
-// handoff records what is known about handoffs on this host.
+// handoff caches whether handoffs work on this host.
 type handoff struct {
 	mu      sync.Mutex
 	known   bool
@@ -47,7 +47,8 @@ var errNoHandoff = errors.New("nothing keeps the sockets of programs on this hos
 // keepLimit bounds one request to the process that keeps the sockets.
 const keepLimit = 10 * time.Second
 
-// canHandOff checks once whether handoffs work here.
+// canHandOff returns why handoffs do not work here, or nil. It checks that only
+// once.
 func (h *Host) canHandOff() error {
 	k, ok := h.cfg.HeldListeners.(handoffs)
 	if !ok {
@@ -74,8 +75,8 @@ func (h *Host) handoffNow() (noPrivs bool, err error) {
 	return h.handoff.noPrivs, h.handoff.err
 }
 
-// keptAddrs returns the addresses whose sockets are kept for the program,
-// either for LISTEN_FDS or for its own bind.
+// keptAddrs returns the addresses whose sockets are kept for the program, either as
+// LISTEN_FDS or for its own binds.
 func (i *inst) keptAddrs() (addrs []string) {
 	s := i.spec()
 	switch {
@@ -100,14 +101,14 @@ func (i *inst) keptAddrs() (addrs []string) {
 	return addrs
 }
 
-// deaf returns why some or all connections that wake the instance from paused
-// do not start it once lull has stopped it. It returns "" if they do, if a
-// setting forbids it, or if lull never stops it. The caller passes unheard if
-// nothing outside could wake the instance. all reports that no connection
-// starts it.
+// deaf returns why connections that wake the instance from a pause do not start it
+// once lull has stopped it. all reports whether that is so for all connections or
+// only for some. deaf returns "" if they do start it, if a setting forbids that, or
+// if lull never stops the instance. unheard means that nothing outside could wake
+// the instance.
 func (i *inst) deaf(unheard bool) (why string, all bool) {
 	s := i.spec()
-	_, holds := i.rt.(instance.PortHolder) // or else it is not stopped
+	_, holds := i.rt.(instance.PortHolder) // then lull holds the ports, or else does not stop the instance
 	switch {
 	case !s.Wakes(), s.ListenFDs, s.Adopted.IsUnit(), holds && i.stopAfter() > 0:
 		return "", false
@@ -152,7 +153,7 @@ func (i *inst) direct() bool {
 	return slices.ContainsFunc(i.spec().Expose, func(e instance.Endpoint) bool { return !i.relays(e) })
 }
 
-// keep has the sockets of a launch kept, if possible.
+// keep arranges that the sockets of a launch are kept, if possible.
 func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 	addrs := i.keptAddrs()
 	i.ports.kept.Store(false)
@@ -168,7 +169,7 @@ func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 		if err != nil {
 			return fmt.Errorf("cannot hold the sockets of %s: %w", i.name(), err)
 		}
-	case err != nil: // another process has the address; the program's own bind reports it
+	case err != nil: // another process has the address; the program's own bind will report that
 		i.letGo()
 		i.h.log.Warn("connections are not kept", "instance", i.name(), "err", err)
 	default:
@@ -177,8 +178,8 @@ func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 	return nil
 }
 
-// run starts the program under its runtime. It retries if the supervisor was
-// replaced in the meantime, and without a handoff if handoffs do not work.
+// run starts the program under its runtime. It tries again if the supervisor was
+// replaced meanwhile, and without a handoff if handoffs do not work.
 func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 	for again := range 3 {
 		w, err := i.rt.Start(ctx, l)
@@ -207,12 +208,13 @@ func (i *inst) run(ctx context.Context, l instance.Launch) (Workload, error) {
 	return nil, instance.ErrStartAgain
 }
 
-// continueStart waits for a program that an earlier daemon started and that
-// still runs. It may already have accepted clients, which a second start would
-// cut off. An error means that it must be started again.
+// continueStart waits until a program that an earlier daemon started, and that
+// still runs, is ready. The program may already have accepted clients, whose
+// connections a second start would close. An error means that the program must be
+// started again.
 func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	if i.rt.Capabilities().Network {
-		return errors.New("its relay ended with the daemon") // no client is connected to it
+		return errors.New("its relay ended with the daemon") // the relay ended with the daemon, so no client is connected
 	}
 	if m, ok := w.(interface{ CannotBind() bool }); ok && m.CannotBind() {
 		if ls, err := w.Listeners(); err != nil || listeners.Missing(i.spec().Expose, ls) != "" {
@@ -237,9 +239,9 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// rest prepares a stopped instance for connections. They start it, wait for the
-// pending restart, or are refused because its sockets are closed. The caller
-// holds the lock.
+// rest prepares a stopped instance for connections: they start it, wait for a
+// pending restart, or are refused because the sockets are closed. i.lock must be
+// held.
 func (i *inst) rest() {
 	if p, ok := i.rt.(instance.PortHolder); ok {
 		i.holdAtRest(p)
@@ -282,8 +284,8 @@ func (i *inst) rest() {
 	i.mu.Unlock()
 }
 
-// letGo closes the kept sockets. Connections in their backlogs are refused,
-// unless the program holds the sockets too.
+// letGo closes the kept sockets. Clients in their backlogs are disconnected, unless
+// the program has the sockets too.
 func (i *inst) letGo() {
 	i.dropHeld()
 	if p, ok := i.rt.(instance.PortHolder); ok {
@@ -300,8 +302,8 @@ func (i *inst) letGo() {
 	}
 }
 
-// shut makes new connections to the kept sockets wait, so that a program that
-// is asked to exit accepts none of them.
+// shut makes new connections to the kept sockets wait while on is set, so that a
+// program that is asked to exit accepts none of them.
 func (i *inst) shut(on bool) {
 	if p, ok := i.rt.(instance.PortHolder); ok {
 		if !on {
@@ -321,8 +323,8 @@ func (i *inst) shut(on bool) {
 	}
 }
 
-// GivenUp is called when a kept socket could not be handed to the program,
-// which then opened its own.
+// GivenUp records that a kept socket could not be handed to the program, which then
+// opened its own.
 func (h *Host) GivenUp(id, why string) {
 	h.mu.RLock()
 	i := h.byID[id]
@@ -332,8 +334,8 @@ func (h *Host) GivenUp(id, why string) {
 	}
 }
 
-// Restart stops the program and starts it again. Connections to its ports wait
-// in the meantime. A stopped instance is started.
+// Restart stops the program and starts it again, or starts a stopped instance.
+// Connections to its ports wait meanwhile.
 func (h *Host) Restart(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -360,8 +362,8 @@ func (h *Host) Restart(ctx context.Context, ref, by string) error {
 
 const restartedByUser = "restarted by a user"
 
-// endForRestart stops i for a restart, which the next daemon completes if this
-// one ends in between. The caller holds the lock.
+// endForRestart stops i for a restart. If this daemon ends before the restart, the
+// next one completes it. i.lock must be held.
 func (i *inst) endForRestart(ctx context.Context, by string) error {
 	if err := i.stabilize(); err != nil {
 		return err

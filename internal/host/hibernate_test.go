@@ -15,15 +15,15 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// deep configures every step of the ladder.
+// deep configures all steps of the ladder.
 func deep(s *instance.Spec) {
 	stop := idle.Duration(30 * time.Minute)
 	s.ReclaimAfter, s.HibernateAfter, s.StopAfter = idle.Duration(time.Minute), idle.Duration(5*time.Minute), &stop
 }
 
-// TestLadderToDisk checks that each step comes at its time, counted from
-// entering PAUSED, and that a client wakes from each. The steps do not change
-// the recorded time of the pause.
+// TestLadderToDisk checks that each step comes at its time, counted from the pause,
+// that a client wakes the instance from each, and that the steps do not change the
+// recorded time of the pause.
 func TestLadderToDisk(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -66,11 +66,11 @@ func TestLadderToDisk(t *testing.T) {
 	})
 }
 
-// damaged is why a saved state is unusable.
+// damaged is the error of a saved state that cannot be used.
 var damaged = &instance.SnapshotError{Reason: "damaged"}
 
-// TestHibernateFails checks that an instance that cannot be saved stays asleep,
-// gives the reason, is tried again later, and is still stopped on time.
+// TestHibernateFails checks that an instance that cannot be saved stays asleep with
+// the reason in its status, is saved again later, and is stopped on time.
 func TestHibernateFails(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -91,8 +91,8 @@ func TestHibernateFails(t *testing.T) {
 	})
 }
 
-// TestSnapshotRefused checks that an instance with an unusable snapshot is
-// booted once, by the next client, and that why says so.
+// TestSnapshotRefused checks that an instance whose snapshot cannot be used is
+// booted once, by the next client, and that why explains it.
 func TestSnapshotRefused(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -126,8 +126,8 @@ func TestSnapshotRefused(t *testing.T) {
 }
 
 // TestHibernatedOverRestarts checks that a shutdown leaves hibernated instances
-// alone and the next daemon finds them. If a daemon died between saving and
-// recording, the snapshot on disk decides.
+// alone, and that the next daemon finds them. If a daemon dies between saving an
+// instance and recording that, the snapshot on disk decides.
 func TestHibernatedOverRestarts(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -156,8 +156,8 @@ func TestHibernatedOverRestarts(t *testing.T) {
 	})
 }
 
-// TestLeaseBlocksDeeperSteps checks that a lease keeps a paused instance at its
-// step.
+// TestLeaseBlocksDeeperSteps checks that a lease keeps a paused instance in its
+// state.
 func TestLeaseBlocksDeeperSteps(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true

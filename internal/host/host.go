@@ -2,9 +2,9 @@
 // starts them, watches whether they are in use, freezes those that are idle,
 // wakes them on the first packet, and finally stops them gracefully.
 //
-// Guarantees: a connection that the kernel or the relay accepted is never left
-// frozen (fence.go has the order that ensures this). An unknown reading never
-// allows a pause. A state change is on disk before it is acknowledged. After
+// Guarantees: a connection that the kernel or the relay has accepted is never left
+// frozen (fence.go has the order of steps that ensures this). An unknown reading
+// never allows a pause. A state change is on disk before it is acknowledged. After
 // the daemon is killed at any instant, the next one finds every instance again.
 //
 // Implementation: one lock per instance covers a whole transition (inst.go
@@ -64,16 +64,16 @@ type (
 
 // Gate is the relay's half of an instance. relay.Instance implements it.
 type Gate interface {
-	Hold()    // holds arrivals from here on
-	Sleep()   // held arrivals and bytes may ask for a wake again
-	Release() // the backend accepts
+	Hold()    // arrivals wait from now on
+	Sleep()   // arrivals and bytes may request a wake again
+	Release() // the backend accepts connections
 	Activity() relay.Activity
-	Owed() int // connections whose last bytes went to the backend and have no answer yet
+	Owed() int // number of connections on which the backend has not answered the last bytes
 }
 
 // Evidence stores the evidence of verdicts.
 type Evidence interface {
-	Take(r evidence.Record) // never blocks
+	Take(r evidence.Record) // must not block
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
@@ -84,56 +84,56 @@ type Config struct {
 	StopAfter  time.Duration // 0: never stop a paused instance
 	Probe      time.Duration // interval between probes of a running instance, default 5 s, jittered by a tenth
 	Thresholds probe.Thresholds
-	ReadProbe  func(ctx context.Context, p *instance.Probe, env []string) activity.Reading // reads a probe outside its instance; nil is activity.Read
+	ReadProbe  func(ctx context.Context, p *instance.Probe, env []string) activity.Reading // reads a probe from outside the instance; nil means activity.Read
 	Workers    int                                                                         // concurrent transitions from deadlines, default 8
 	BaseEnv    []string                                                                    // environment of every instance, before its own
 	LogDir     string                                                                      // directory of instances' logs
 	Socket     string                                                                      // LULL_SOCKET of the instances; empty for none
 	SharedHTTP bool                                                                        // create a Gate for instances without a relayed port too
-	KeepEvents int                                                                         // number of newest events to keep, default 4096
-	EventLog   *events.Log                                                                 // keeps events across restarts; nil for none; the caller closes it
+	KeepEvents int                                                                         // number of events to keep, default 4096
+	EventLog   *events.Log                                                                 // keeps events across restarts, or nil; the caller must close it
 
 	Runtimes map[string]Runtime
-	Missing  map[string]error // why a runtime that lull knows is missing or cannot create instances
+	Missing  map[string]error // by runtime: why it is missing or cannot create instances
 	Records  records.Store
 	Log      *slog.Logger
-	Wall     func() time.Time                // the wall clock, with its steps; nil is the machine's
-	Alarm    func() (deadlines.Alarm, error) // waits for deadlines; nil uses timers of Go
-	Tracer   trace.Tracer                    // gets spans of checks, pauses and wakes; nil disables tracing
+	Wall     func() time.Time                // the wall clock, which may be stepped; nil means the machine's
+	Alarm    func() (deadlines.Alarm, error) // waits for deadlines; nil means Go timers
+	Tracer   trace.Tracer                    // receives spans of checks, pauses and wakes; nil disables tracing
 
-	// Memory bounds the total memory of instances of known size, in bytes; 0
-	// means no bound. Available returns how much more the machine can give, in
-	// bytes. It is called when an instance waits for memory; nil means that
-	// only Memory counts.
+	// Memory bounds the total memory of instances of known size, in bytes; 0 means
+	// no bound. Available returns how many more bytes the machine can give. It is
+	// called when an instance waits for memory. If it is nil, only Memory counts.
 	Memory    int64
 	Available func() (int64, error)
-	Places    int           // concurrent boots and restores from disk, of runtimes where they are slow; 0 means no bound
-	WakeWait  time.Duration // maximum wait of a start or wake for memory and a boot slot; default 45 s, less than the relay waits
+	Places    int           // maximum concurrent boots and restores from disk, for runtimes in which they are slow; 0 means no bound
+	WakeWait  time.Duration // how long a start or wake waits at most for memory and a boot slot; default 45 s, less than the relay waits
 
-	// Images are the image caches, by name. ImageAge is the time after which an
-	// unused image is removed; 0 means never. ImageSpace is the total size in
-	// bytes above which unused images are removed; 0 means no limit.
+	// Images are the image caches, by name. An image that has not been used for
+	// ImageAge is removed; 0 means never. If the caches have more than ImageSpace
+	// bytes, unused images are removed; 0 means no limit.
 	Images     map[string]instance.ImageKeeper
 	ImageAge   time.Duration
 	ImageSpace int64
 
-	// Halted is the halt restored at start. KeepHalt persists a halt, or with
-	// nil its absence.
+	// Halted is the halt that was in effect before the restart. KeepHalt stores a
+	// halt, or nil for none.
 	Halted   *idle.HaltedBy
 	KeepHalt func(*idle.HaltedBy) error
-	// FleetHalted is the fleet's halt as last reported by the server.
-	// KeepFleetHalt persists it, or with nil its absence.
+	// FleetHalted is the fleet's halt as last reported by the server. KeepFleetHalt
+	// stores it, or nil for none.
 	FleetHalted   *idle.HaltedBy
 	KeepFleetHalt func(*idle.HaltedBy) error
 
-	// Evidence keeps every check and its verdict; nil keeps none.
+	// Evidence receives every check and its verdict; nil drops them.
 	Evidence Evidence
 
-	// NewGate creates the relay's half of an instance; nil if nothing relays.
+	// NewGate creates the relay's half of an instance. It is nil if there is no
+	// relay.
 	NewGate func(i RelayTarget) (Gate, error)
-	// HeldListeners keeps the listening sockets of programs and watches those
-	// of a stopped one; nil keeps none. If it also implements handoffs, it
-	// gives the sockets to a program when it binds.
+	// HeldListeners keeps the listening sockets of programs and watches those of
+	// stopped ones. If it is nil, none are kept. If it also implements handoffs, it
+	// hands the sockets to programs when they bind.
 	HeldListeners HeldListeners
 }
 
@@ -144,38 +144,38 @@ type HeldListeners interface {
 	Watch(id string, wake func(reason string)) (Guard, error)
 }
 
-// Host runs instances. Create it with New, call Load, then Run.
+// Host runs instances. Create it with New, then call Load and Run.
 type Host struct {
 	cfg     Config
 	log     *slog.Logger
 	began   time.Time               // base of Now
-	due     *deadlines.Queue[*inst] // the next check of each instance
+	due     *deadlines.Queue[*inst] // when each instance is next checked
 	saver   *records.Saver
 	room    *admission.Controller
 	events  *events.Feed
 	metrics *metrics.Metrics
 	halts   *halt.Halts
 
-	related related // by the names in their settings
+	related related // by the names in the instances' settings
 	images  *images.Caches
 	handoff handoff
-	// illegal counts transitions missing from the table: always 0.
+	// illegal counts transitions that are not in the table. It must stay 0.
 	illegal atomic.Int64
 	steps   fence
-	at      func(point string, i *inst) // named points of a transition, for tests; nil otherwise
+	at      func(point string, i *inst) // called at named points of a transition by tests; otherwise nil
 
-	adopting sync.Mutex // held while something that runs is made an instance
+	adopting sync.Mutex // held while an instance is made of something that already runs
 
 	mu     sync.RWMutex // guards the three maps
 	byID   map[string]*inst
 	byName map[string]*inst
-	absent map[string]error  // by ID and name: why the runtime of an instance is missing
+	absent map[string]error  // by ID and by name: why the instance's runtime is missing
 	away   []instance.Record // the records of those instances
 
-	busy   sync.WaitGroup // work started outside Run's workers
+	busy   sync.WaitGroup // goroutines other than Run's workers
 	ctx    context.Context
 	cancel context.CancelFunc
-	// asked is the context of requests. It is canceled when Run must end.
+	// asked is the context of requests. It is canceled when Run ends.
 	asked    context.Context
 	endAsked context.CancelFunc
 }
@@ -203,8 +203,8 @@ func New(cfg Config) *Host {
 	return h
 }
 
-// Now returns a wall time without steps: within one daemon, durations are
-// measured with the monotonic clock.
+// Now returns the time, without steps of the wall clock: durations within one
+// daemon are measured with the monotonic clock.
 func (h *Host) Now() time.Time { return h.began.Add(time.Since(h.began)) }
 
 func (h *Host) point(name string, i *inst) {
@@ -213,8 +213,8 @@ func (h *Host) point(name string, i *inst) {
 	}
 }
 
-// Run handles deadlines until ctx ends. Then it thaws what is paused and leaves
-// every instance running.
+// Run handles deadlines until ctx ends. Then it thaws everything that is frozen,
+// and leaves all instances running.
 func (h *Host) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { h.due.Run(ctx, h.cfg.Workers, h.check) })
@@ -233,13 +233,13 @@ func (h *Host) Run(ctx context.Context) error {
 	return err
 }
 
-// thawAll thaws every frozen instance and updates the records.
+// thawAll thaws every frozen instance and updates its record.
 func (h *Host) thawAll() error {
 	var errs []error
 	for _, i := range h.all() {
 		i.acquire()
-		// The lock is kept, so that no new transition begins. A hibernated
-		// instance holds nothing that a thaw would release.
+		// The lock is not released, so that no new transition can begin. A
+		// hibernated instance has nothing to thaw.
 		if s := i.state(); s == power.Pausing || s == power.Resuming {
 			i.repair()
 		}
@@ -253,22 +253,22 @@ func (h *Host) thawAll() error {
 	return errors.Join(errs...)
 }
 
-// haltedHere begins sentences about a halt of the host.
+// haltedHere is the start of sentences about a halt of this host.
 const haltedHere = "Automatic actions on this host are"
 
-// Halt stops every automatic pause and stop or, with nil, resumes them. by is
-// who requested it. It is durable when Halt returns.
+// Halt stops all automatic pauses and stops; if x is nil, it resumes them. by is
+// who requested it. When Halt returns, it is durable.
 func (h *Host) Halt(x *idle.HaltedBy, by string) error { return h.halts.Set(x, by) }
 
-// FleetHalt applies the fleet's halt as reported by the server; nil for none.
+// FleetHalt applies the fleet's halt as reported by the server, or nil for none.
 func (h *Host) FleetHalt(x *idle.HaltedBy) error { return h.halts.SetFleet(x) }
 
-// FleetHalted returns the fleet's halt as last reported by the server; nil for
-// none. It may have expired.
+// FleetHalted returns the fleet's halt as last reported by the server, or nil. It
+// may have expired.
 func (h *Host) FleetHalted() *idle.HaltedBy { return h.halts.Fleet() }
 
-// Halted returns the halt in effect, the host's own before the fleet's; nil for
-// none.
+// Halted returns the halt in effect, or nil. The host's own takes precedence over
+// the fleet's.
 func (h *Host) Halted() *idle.HaltedBy {
 	if all := h.halts.InEffect(); len(all) > 0 {
 		return all[0]
@@ -276,7 +276,7 @@ func (h *Host) Halted() *idle.HaltedBy {
 	return nil
 }
 
-// haltChanged publishes that a halt began or, if x is nil, ended.
+// haltChanged publishes that a halt has begun or, if x is nil, has ended.
 func (h *Host) haltChanged(x *idle.HaltedBy, by, why string) {
 	kind := "halt_off"
 	if x != nil {
@@ -287,7 +287,7 @@ func (h *Host) haltChanged(x *idle.HaltedBy, by, why string) {
 	}
 }
 
-// missing returns why a runtime cannot create instances now; nil if it can.
+// missing returns why a runtime cannot create instances at present, or nil.
 func (h *Host) missing(runtime string) error {
 	if err := h.cfg.Missing[runtime]; err != nil {
 		return err
@@ -298,8 +298,8 @@ func (h *Host) missing(runtime string) error {
 	return nil
 }
 
-// Missing returns the runtimes that cannot create instances now, with the
-// reasons.
+// Missing returns the runtimes that cannot create instances at present, each with
+// the reason.
 func (h *Host) Missing() map[string]error {
 	out := maps.Clone(h.cfg.Missing)
 	if out == nil {
@@ -324,7 +324,7 @@ func (h *Host) all() []*inst {
 	return out
 }
 
-// each is all for admission, in any order. The maps are locked meanwhile.
+// each calls yield for every instance, in any order, with the maps locked.
 func (h *Host) each(yield func(admission.Instance)) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -333,7 +333,7 @@ func (h *Host) each(yield func(admission.Instance)) {
 	}
 }
 
-// sorted is all for admission.
+// sorted returns all instances for admission, sorted.
 func (h *Host) sorted() (out []admission.Instance) {
 	for _, i := range h.all() {
 		out = append(out, i)
@@ -351,7 +351,7 @@ func (h *Host) find(ref string) (*inst, error) {
 	if i, ok := h.byID[ref]; ok {
 		return i, nil
 	}
-	if i, ok := h.byName[strings.ToLower(ref)]; ok { // a container's name may have capitals
+	if i, ok := h.byName[strings.ToLower(ref)]; ok { // the name of a container may have capitals
 		return i, nil
 	}
 	if err := h.absent[ref]; err != nil {
@@ -372,14 +372,14 @@ func (h *Host) IDOf(ref string) (string, error) {
 // Collector returns the host's metrics.
 func (h *Host) Collector() prometheus.Collector { return h.metrics }
 
-// Events returns what happened to the instances.
+// Events returns the feed of events about instances.
 func (h *Host) Events() *events.Feed { return h.events }
 
 // Images returns the image caches.
 func (h *Host) Images() *images.Caches { return h.images }
 
-// usersOf returns the names of the instances that were made from an image, in
-// any state, or whose files are in it.
+// usersOf returns the names of the instances that were made from an image or whose
+// files are in it, in any state.
 func (h *Host) usersOf(img instance.Image) []string {
 	out := []string{}
 	for _, i := range h.all() {
@@ -390,11 +390,11 @@ func (h *Host) usersOf(img instance.Image) []string {
 	return out
 }
 
-// NotFoundError names an instance that does not exist.
+// NotFoundError means that an instance, a lease or a file does not exist.
 type NotFoundError struct {
 	Name   string
-	Holder string // holder of the lease that does not exist; "" if the instance does not
-	File   string // path that does not exist in the instance; "" if the instance does not
+	Holder string // holder of the lease that does not exist, otherwise ""
+	File   string // path that does not exist in the instance, otherwise ""
 }
 
 func (e *NotFoundError) Error() string {
@@ -407,13 +407,13 @@ func (e *NotFoundError) Error() string {
 	return fmt.Sprintf("cannot find an instance %q", e.Name)
 }
 
-// RefusedError is a valid command that was refused, with the reasons.
+// RefusedError means that a valid command was refused, and has the reasons.
 type RefusedError struct {
 	Name   string
 	What   string
 	Reason string
 	Blocks []idle.Block
-	// Overtaken reports that a user's command arrived while the request waited.
+	// Overtaken is set if a user's command arrived while the request waited.
 	Overtaken bool
 }
 
@@ -421,8 +421,8 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("cannot %s %s: %s", e.What, e.Name, e.Reason)
 }
 
-// Complete runs do to completion even if its caller's ctx ends earlier. Only
-// the end of the host cancels it early.
+// Complete runs do to completion, even if ctx ends. Only the end of the host
+// cancels do's context.
 func (h *Host) Complete(ctx context.Context, do func(ctx context.Context) error) error {
 	done := make(chan error, 1)
 	h.spawn(func() { done <- do(h.asked) })
@@ -434,5 +434,5 @@ func (h *Host) Complete(ctx context.Context, do func(ctx context.Context) error)
 	}
 }
 
-// spawn runs f in a goroutine that the host waits for when it ends.
+// spawn runs f in a goroutine. The host waits for it when it ends.
 func (h *Host) spawn(f func()) { h.busy.Go(func() { f(); h.point("end", nil) }) }

@@ -21,16 +21,16 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestLetRunMeanwhile checks that an instance thawed while no daemon ran is
-// recorded as resumed, once and when found, and that why says so. One that ran
-// all along was not resumed.
+// TestLetRunMeanwhile checks that an instance that was thawed while no daemon ran
+// is recorded as resumed, once, at the time at which that was found, and that why
+// says so. An instance that ran all the time is not recorded as resumed.
 func TestLetRunMeanwhile(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id, other := r.run("a", nil), r.run("b", nil)
 		errtest.None(t, r.Pause(context.Background(), id, ByManual, false))
 		ran := r.is("b", power.Running).LastResumedAt
 		r.crash()
-		w, err := r.k.Adopt(context.Background(), id, r.k.Proc(id).Identity()) // by the supervisor
+		w, err := r.k.Adopt(context.Background(), id, r.k.Proc(id).Identity()) // as the supervisor does
 		if err == nil {
 			err = w.Thaw()
 		}
@@ -56,7 +56,7 @@ func TestLetRunMeanwhile(t *testing.T) {
 	})
 }
 
-// TestLadder walks the state diagram in time: idle, paused, woken by a
+// TestLadder checks the states of an instance over time: idle, paused, woken by a
 // connection, stopped.
 func TestLadder(t *testing.T) {
 	inBubble(t, func(r *rig) {
@@ -99,8 +99,8 @@ func TestLadder(t *testing.T) {
 	})
 }
 
-// TestInteractionMatrix checks which signals hold an instance, one row per
-// combination.
+// TestInteractionMatrix checks which combinations of signals keep an instance
+// awake, one per row.
 func TestInteractionMatrix(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -158,8 +158,8 @@ func TestLeases(t *testing.T) {
 		r.is("a", power.Running)
 		time.Sleep(2 * time.Second)
 		r.is("a", power.Paused)
-		// On a paused instance a lease is kept, wakes nothing and blocks deeper
-		// steps.
+		// A lease on a paused instance is kept, and blocks deeper steps, but does
+		// not wake it.
 		r.lease("a", "late", 20*time.Minute)
 		time.Sleep(19 * time.Minute)
 		r.is("a", power.Paused)
@@ -173,7 +173,7 @@ func TestLeases(t *testing.T) {
 }
 
 // TestSnoozeOfSleeping checks that a snooze keeps a paused instance from being
-// stopped, and that the announced next step is the one that happens.
+// stopped, and that the next step happens as announced.
 func TestSnoozeOfSleeping(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", nil)
@@ -187,7 +187,7 @@ func TestSnoozeOfSleeping(t *testing.T) {
 		}
 		time.Sleep(59 * time.Minute)
 		r.is("a", power.Paused)
-		if err := r.Snooze(r.ctx, "a", time.Now().Add(10*time.Second)); err != nil { // already over
+		if err := r.Snooze(r.ctx, "a", time.Now().Add(10*time.Second)); err != nil { // soon over
 			t.Fatal(err)
 		}
 		errtest.None(t, r.Snooze(r.ctx, "a", time.Now().Add(time.Hour)))
@@ -248,12 +248,14 @@ func TestQuietConnection(t *testing.T) {
 		c := r.k.Connect(id)
 		time.Sleep(70 * time.Second)
 		r.is("a", power.Paused)
-		c.Close() // a close wakes too
+		c.Close() // the close wakes it too
 		r.is("a", power.Running)
 	})
 }
 
-// A server without processor time moves no bytes either, but its client waits.
+// TestQuietConnectionOfAStarvedServer checks that a connection counts while its
+// client waits for an answer, even if the server gets no CPU time and moves no
+// bytes.
 func TestQuietConnectionOfAStarvedServer(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", func(s *instance.Spec) { s.QuietConnectionAfter = 1 })
@@ -307,8 +309,8 @@ func TestLooksOfOneNeverPaused(t *testing.T) {
 	})
 }
 
-// A halt with an end ends by itself and says so. One that cannot be recorded
-// changes nothing.
+// TestHaltEnds checks that a halt with an end ends by itself with an event, and
+// that a halt that cannot be recorded changes nothing.
 func TestHaltEnds(t *testing.T) {
 	var kept *idle.HaltedBy
 	var broken error
@@ -346,8 +348,8 @@ func TestHaltEnds(t *testing.T) {
 	})
 }
 
-// TestCrashLoop uses true uptime: a program that fails after an hour is not in
-// a crash loop, however recent its last activity is.
+// TestCrashLoop checks that a crash loop is recognized by the time that the program
+// ran: failures after an hour are not one, however recent the last activity is.
 func TestCrashLoop(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		noPause := idle.Duration(0)
@@ -396,10 +398,10 @@ func TestCleanExitEndsStopped(t *testing.T) {
 	})
 }
 
-// TestWakeFromStopped checks which stopped instances a connection starts. By
-// default those that lull stopped; with true also those that exited by
-// themselves; with false none. One that a user stopped is never started, even
-// if lull had stopped it first. Killing the daemon changes none of that.
+// TestWakeFromStopped checks which stopped instances a connection starts: by
+// default those that lull stopped, with true also those that exited by themselves,
+// with false none. An instance that a user stopped is never started, even if lull
+// had stopped it before. A crash of the daemon does not change that.
 func TestWakeFromStopped(t *testing.T) {
 	ladder := func(r *rig, _ string) { time.Sleep(7 * time.Minute) }
 	user := func(r *rig, _ string) { _ = r.Stop(r.ctx, "a", ByManual, false) }
@@ -446,8 +448,8 @@ func TestWakeFromStopped(t *testing.T) {
 	}
 }
 
-// TestRestart checks that a restart is exactly one new run in every state,
-// keeps the leases, and is completed by the next daemon.
+// TestRestart checks that a restart makes exactly one new run in every state, keeps
+// the leases, and is completed by the next daemon if necessary.
 func TestRestart(t *testing.T) {
 	for _, from := range []string{"running", "paused", "stopped", "killed in between"} {
 		t.Run(from, func(t *testing.T) {
@@ -526,7 +528,7 @@ func TestReclaim(t *testing.T) {
 	})
 }
 
-// TestSilentPort checks that, for an instance with its own network, a port
+// TestSilentPort checks that, for an instance with its own network, an exposed port
 // without a listener is reported.
 func TestSilentPort(t *testing.T) {
 	for deep, want := range map[bool]string{false: "nothing listens on 127.0.0.1:99 after ", true: "nothing listens on 127.0.0.1:99 in the guest after "} {
@@ -544,8 +546,8 @@ func TestSilentPort(t *testing.T) {
 	}
 }
 
-// TestPrivatePort checks that a program that listens only on its guest's
-// loopback is reported as that, and not as missing.
+// TestPrivatePort checks that a program that listens only on its guest's loopback
+// is reported as such, and not as not listening.
 func TestPrivatePort(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep, r.k.Private = true, true
@@ -561,7 +563,7 @@ func TestPrivatePort(t *testing.T) {
 	})
 }
 
-// TestListByName checks that the list is sorted by name, since IDs are random.
+// TestListByName checks that the list is sorted by name; IDs are random.
 func TestListByName(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		names := []string{"f", "b", "e", "a", "d", "c", "h", "g"}
@@ -591,8 +593,8 @@ func TestStubbornProgramIsKilled(t *testing.T) {
 }
 
 // TestDaemonCrash kills the daemon at random instants of a busy day and starts
-// another. No instance may be lost, left frozen or started twice, and no lease
-// forgotten.
+// another. It checks that no instance is lost, left frozen or started twice, and
+// that no lease is lost.
 func TestDaemonCrash(t *testing.T) {
 	rounds := count(t, "LULL_SIM_CRASHES", 60)
 	seed := rand.Uint64()

@@ -17,12 +17,12 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// hanging is a machine on which some programs do not answer a restarted daemon,
-// although they can be killed.
+// hanging is a machine on which some programs do not answer a restarted daemon.
+// They can still be killed.
 type hanging struct {
 	*hosttest.Kernel
 	hung map[string]bool
-	well *atomic.Bool // no program hangs anymore
+	well *atomic.Bool // set once no program hangs anymore
 }
 
 func (k hanging) Adopt(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
@@ -42,9 +42,10 @@ func (k hanging) End(ctx context.Context, id string) error {
 
 var _ instance.Ender = hanging{}
 
-// TestHungOnes starts a daemon with many hung programs. It serves requests
-// within seconds and adopts healthy programs. A hung one is reported as such,
-// can be stopped or removed by a user, and is adopted if it answers again.
+// TestHungOnes starts a daemon with many hung programs. It checks that the daemon
+// serves requests within seconds and adopts healthy programs. A hung program must
+// be reported as such, can be stopped or removed by a user, and is adopted once it
+// answers again.
 func TestHungOnes(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		k := hanging{r.k, map[string]bool{}, new(atomic.Bool)}
@@ -110,7 +111,7 @@ func TestHungOnes(t *testing.T) {
 	})
 }
 
-// mute is a guest that runs but receives no signal.
+// mute is a guest that runs but does not receive signals.
 type mute struct{ *hosttest.Proc }
 
 func (mute) Signal(syscall.Signal) error {

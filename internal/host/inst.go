@@ -17,30 +17,31 @@ import (
 	"lull/internal/relay"
 )
 
-// inst is one instance in memory. Its fields are grouped by what guards them.
+// inst is an instance in memory. Its fields are grouped by what guards them.
 type inst struct {
 	h    *Host
 	id   string
-	set  atomic.Pointer[instance.Spec] // the user's settings; Change replaces it
+	set  atomic.Pointer[instance.Spec] // the user's settings, which Change replaces
 	rt   Runtime
-	gate Gate                    // nil if it has no relay
-	size int64                   // maximum memory in bytes, 0 if its runtime does not know; constant
-	slow bool                    // booting and restoring it is slow; constant
-	due  *deadlines.Entry[*inst] // when it is checked next; constant
+	gate Gate                    // nil if it needs no relay
+	size int64                   // maximum memory in bytes, 0 if its runtime does not know; never changes
+	slow bool                    // booting and restoring it is slow; never changes
+	due  *deadlines.Entry[*inst] // when it is next checked; never changes
 
 	requests requests
 	loops    loops
 	ports    ports
 
-	// lock is held across one whole transition or check. Every change of the
-	// instance's power state requires it.
+	// lock is held across a whole transition or check. The power state may be
+	// changed only while it is held.
 	lock chan struct{}
 	turn turn
-	// stir wakes the holder of the lock while it waits for the disk. It has room
-	// for one.
+	// stir wakes up the holder of the lock while it waits for the disk. Its
+	// capacity is one.
 	stir chan struct{}
 
-	// mu guards the rest. It is never held across anything that blocks.
+	// mu guards the remaining fields. It must not be held across anything that
+	// blocks.
 	mu     sync.Mutex
 	rec    instance.Record
 	proc   proc
@@ -51,33 +52,31 @@ type inst struct {
 	retry  retry
 }
 
-// requests are left for the holder of the lock. No lock guards them.
+// requests are left for the holder of the lock. They need no lock.
 type requests struct {
-	// wanted is the reason for a wake that was requested while the lock was
-	// taken. It is checked after each release of the lock, so no request is
-	// lost.
+	// wanted is the reason for a wake that was requested while the lock was taken.
+	// It is checked after each release of the lock, so no request is lost.
 	wanted atomic.Pointer[string]
-	// asked is since when a caller has been waiting for the instance to run; nil
-	// if none waits.
+	// asked is the time since when a caller waits for the instance to run, or nil.
 	asked atomic.Pointer[time.Time]
-	// observe is the reason for a requested observation, handled like wanted.
+	// observe is the reason for a requested observation. It is handled like wanted.
 	observe atomic.Pointer[string]
-	// ended is the exit of the present run, set before the lock is taken.
+	// ended is the exit of the current run. It is set before the lock is taken.
 	ended atomic.Pointer[ending]
-	// interrupt cancels a start, or a repeated search for its run, that is in
-	// progress.
+	// interrupt cancels a start, or a repeated search for a run, in progress.
 	interrupt atomic.Pointer[context.CancelCauseFunc]
-	// off is why a user last stopped or removed it. Requests made before that
-	// are not carried out after it. Written under the lock of the room.
+	// off is why a user last stopped or removed the instance. Requests made before
+	// that are not carried out afterwards. It is written under the lock of the
+	// room.
 	off     atomic.Pointer[string]
 	deleted atomic.Bool
-	// found is set when what the next start attaches to runs already. If it has
-	// ended meanwhile, it is not started.
+	// found is set when the next start only attaches to something that already
+	// runs. If that has ended meanwhile, it is not started.
 	found atomic.Bool
 }
 
-// loops are set while a goroutine that retries something for the instance runs.
-// No lock guards them.
+// loops are set while a background goroutine for the instance runs, so that there
+// is only one of each kind. They need no lock.
 type loops struct {
 	queued   atomic.Bool // wakeLater
 	awaiting atomic.Bool // wakeAfterDependencies
@@ -86,66 +85,67 @@ type loops struct {
 	holding  atomic.Bool // holdAtRest
 }
 
-// ports is how clients reach the program. No lock guards it: the relay reads it
-// for each connection.
+// ports is how clients reach the program. No lock guards it, because the relay
+// reads it for each connection.
 type ports struct {
-	up        atomic.Bool                     // the application accepts
+	up        atomic.Bool                     // the application accepts connections
 	backends  atomic.Pointer[[]relay.Backend] // of the relayed endpoints, in order
-	kept      atomic.Bool                     // the sockets of the last launch, or of a unit, are kept for its program
-	noHandoff atomic.Pointer[string]          // why its program cannot be given sockets; nil when it can
+	kept      atomic.Bool                     // sockets are kept for the program, of its last launch or of a unit
+	noHandoff atomic.Pointer[string]          // why sockets cannot be handed to the program; nil if they can
 }
 
-// turn has the data that one transition passes to its steps. Guarded by the
+// turn holds data that one transition passes between its steps. Guarded by the
 // instance's lock.
 type turn struct {
 	from     power.Instance // the state in which the current wake began
-	again    bool           // a start follows the current stop
-	reported *ending        // the exit that adoption falls back to
+	again    bool           // the current stop is followed by a start
+	reported *ending        // the exit that adoption reports if it finds no other
 }
 
-// proc is the present run. Guarded by mu.
+// proc is the current run. Guarded by mu.
 type proc struct {
 	work          Workload
 	guard         Guard
-	held          Guard // watches the kept sockets while stopped
+	held          Guard // watches the kept sockets while the instance is stopped
 	frozen        bool
 	over          chan struct{} // closed when the run is known to be over
-	missing       error         // why this daemon does not know the run that the record names
-	ownPauseUntil time.Time     // until then, the first pause from outside is one that lull requested
+	missing       error         // why the run named by the record has not been adopted
+	ownPauseUntil time.Time     // a first pause from outside before this time is one that lull requested
 }
 
-// seen has the results of the last checks. Guarded by mu.
+// seen holds the results of the last checks. Guarded by mu.
 type seen struct {
-	base     instance.Sample // the sample that deltas are measured from
+	base     instance.Sample // the sample with which later ones are compared
 	last     instance.Sample // the newest sample
 	readings []idle.Reading
 	conns    int
-	unseen   time.Time   // until when a connection may have come and gone between samples, which is found out before a pause
-	unheard  bool        // nothing outside could wake it
+	unseen   time.Time   // a connection may have come and gone unseen before this time; a pause requires to find out
+	unheard  bool        // nothing outside could wake the instance
 	due      time.Time   // when the workload next has to run, as it reports; zero for never
-	dueBy    string      // what says so
-	needed   *idle.Block // by one that depends on it
-	grouped  *idle.Block // by a member of its group that is in use
-	block    *idle.Block // from the runtime: why it cannot be paused
-	trouble  string      // why the workload cannot work; "" if it can
+	dueBy    string      // what reports due
+	needed   *idle.Block // because a dependent is awake
+	grouped  *idle.Block // because another member of its group is in use
+	block    *idle.Block // why it cannot be paused, from the runtime
+	trouble  string      // why the workload cannot work, or ""
 	verdict  idle.Verdict
-	line     evidence.Line // its decisions in the log
+	line     evidence.Line // its line of decisions in the log
 }
 
 // says holds what programs report about themselves, and the commands that run
 // inside. Guarded by mu.
 type says struct {
 	beside   []*string // commands that run inside it
-	busy     int       // connections on which the workload reports work in progress
-	inside   bool      // the guest agent reports that some program in it has work in progress
-	wokenFor time.Time // the last timer that it was woken for
+	busy     int       // number of connections on which the workload reports work in progress
+	inside   bool      // the guest agent reports that a program in the guest has work in progress
+	wokenFor time.Time // the last timer for which it was woken
 }
 
-// retry holds the times of next attempts. Guarded by mu.
+// retry holds the times of the next attempts. Guarded by mu.
 type retry struct {
 	restart   time.Time // when it is restarted after a failure
-	notBefore time.Time // the next attempt after a failed hibernation
-	// refused is the last published refusal by admission, and its requester.
+	notBefore time.Time // when it may be hibernated again after a failure
+	// refused is the last refusal by admission that was published (operation and
+	// requester), and refusedAt its time.
 	refused   string
 	refusedAt time.Time
 }
@@ -156,7 +156,7 @@ type ending struct {
 }
 
 func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
-	spec := rec.Spec // a separate copy: rec changes under mu
+	spec := rec.Spec // a separate copy, because rec changes under mu
 	i := &inst{h: h, id: rec.ID, rt: rt, rec: rec, lock: make(chan struct{}, 1), stir: make(chan struct{}, 1)}
 	i.due = deadlines.NewEntry(i)
 	i.set.Store(&spec)
@@ -171,19 +171,19 @@ func (i *inst) name() string { return i.spec().Name } // only rename changes it
 // spec returns the user's settings. The result must not be modified.
 func (i *inst) spec() *instance.Spec { return i.set.Load() }
 
-// stirNow has the holder of the lock check for requests, if it waits for the
-// disk while the instance is frozen.
+// stirNow makes the holder of the lock check for requests, if it is waiting for the
+// disk with the workload frozen.
 func (i *inst) stirNow() {
 	select {
 	case i.stir <- struct{}{}:
-	default: // it has not seen the last one yet
+	default: // the last signal has not been received yet
 	}
 }
 
 // acquire takes the lock.
 func (i *inst) acquire() { i.lock <- struct{}{} }
 
-// acquireCtx takes the lock unless ctx ends first.
+// acquireCtx takes the lock. It returns ctx's error if ctx ends first.
 func (i *inst) acquireCtx(ctx context.Context) error {
 	select {
 	case i.lock <- struct{}{}:
@@ -206,9 +206,9 @@ func (i *inst) tryAcquire() bool {
 	}
 }
 
-// release releases the lock and serves requests that arrived in the meantime.
-// The check after the release closes the gap: every requester sets wanted and
-// then tries the lock, so one of the two sees the other.
+// release releases the lock and serves the requests that arrived meanwhile. It
+// checks for requests after the release. Every requester sets wanted and then tries
+// the lock, so either the requester gets the lock or this check sees the request.
 func (i *inst) release() {
 	for {
 		<-i.lock
@@ -216,17 +216,17 @@ func (i *inst) release() {
 			return
 		}
 		if !i.tryAcquire() {
-			return // its new holder will check
+			return // the new holder will check
 		}
 		i.serve()
 	}
 }
 
-// endedNow reports whether the present run has ended and the exit is not yet
-// handled.
+// endedNow reports whether the current run has ended and its exit has not been
+// handled yet.
 func (i *inst) endedNow() bool { return i.requests.ended.Load() != nil }
 
-// serve handles requests that were left for the holder of the lock.
+// serve handles the requests that were left for the holder of the lock.
 func (i *inst) serve() {
 	if e := i.requests.ended.Swap(nil); e != nil {
 		i.handleEnding(e)
@@ -251,7 +251,7 @@ func (i *inst) enabled() bool {
 	return i.rec.Enabled
 }
 
-// update changes the record in memory and returns a copy to be written. f runs
+// update changes the record in memory and returns a copy of it for writing. f runs
 // under mu and must not block.
 func (i *inst) update(f func(r *instance.Record)) instance.Record {
 	i.mu.Lock()
@@ -270,8 +270,8 @@ func (i *inst) update(f func(r *instance.Record)) instance.Record {
 	return i.rec
 }
 
-// save changes the record durably. If it cannot be written, the change made by
-// f is undone.
+// save changes the record durably. If the record cannot be written, save undoes the
+// change and returns an error.
 func (i *inst) save(f func(r *instance.Record)) error {
 	i.mu.Lock()
 	old := i.rec
@@ -286,9 +286,9 @@ func (i *inst) save(f func(r *instance.Record)) error {
 	return nil
 }
 
-// note changes the record whether or not it can be written. It is for facts,
-// such as the exit of a program, and for user requests that must not depend on
-// the disk. A failed write is retried until it succeeds.
+// note changes the record even if it cannot be written. It is for facts, such as a
+// program's exit, and for user requests, which must not depend on the disk. A
+// failed write is retried until it succeeds.
 func (i *inst) note(f func(r *instance.Record)) {
 	rec := i.update(f)
 	if i.h.saver.Write(i, &rec) != nil {
@@ -296,7 +296,8 @@ func (i *inst) note(f func(r *instance.Record)) {
 	}
 }
 
-// saveOrNote is note for a user's request and save for lull's own decision.
+// saveOrNote is note if asked is set, for a user's request, and otherwise save, for
+// lull's own decision.
 func (i *inst) saveOrNote(asked bool, f func(r *instance.Record)) error {
 	if asked {
 		i.note(f)
@@ -305,7 +306,7 @@ func (i *inst) saveOrNote(asked bool, f func(r *instance.Record)) error {
 	return i.save(f)
 }
 
-// byIDNow returns an instance; nil if there is none.
+// byIDNow returns the instance with an ID, or nil.
 func (h *Host) byIDNow(id string) *inst {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -320,27 +321,27 @@ func (h *Host) owner(id string) records.Owner {
 	return nil
 }
 
-// Record returns the present record.
+// Record returns a copy of the current record.
 func (i *inst) Record() instance.Record {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.rec
 }
 
-// Removed reports whether the instance was removed.
+// Removed reports whether the instance has been removed.
 func (i *inst) Removed() bool { return i.requests.deleted.Load() }
 
-// MarkRemoved ends the writing of records of the instance.
+// MarkRemoved ends all writing of the instance's record.
 func (i *inst) MarkRemoved() { i.requests.deleted.Store(true) }
 
-// Has reports whether there is an instance of that id.
+// Has reports whether there is an instance with this ID.
 func (h *Host) Has(id string) bool { return h.byIDNow(id) != nil }
 
 // DiskUnwritable is the code of the block on every automatic action while
 // records cannot be written.
 const DiskUnwritable idle.Code = "disk_unwritable"
 
-// unwritable returns why no record can be written; "" while they can.
+// unwritable returns why records cannot be written, or "".
 func (h *Host) unwritable() string {
 	err := h.saver.Failing()
 	if err == nil {
@@ -349,7 +350,7 @@ func (h *Host) unwritable() string {
 	return fmt.Sprintf("the host cannot write records: %v", err)
 }
 
-// recordsFail publishes that records can no longer be written or, with nil,
+// recordsFail publishes that records can no longer be written or, if began is nil,
 // that they can again. id is the instance whose record was being written.
 func (h *Host) recordsFail(id string, began error) {
 	kind, why := "trouble_over", "the host can write records again"
@@ -364,7 +365,7 @@ func (h *Host) recordsFail(id string, began error) {
 	}
 }
 
-// move changes the state. The transition must be legal.
+// move changes the power state. The transition must be legal.
 func (i *inst) move(to power.Instance) error {
 	return power.InstanceTable.Check(i.state(), to)
 }

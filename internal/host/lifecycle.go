@@ -14,7 +14,7 @@ import (
 	"lull/internal/host/listeners"
 )
 
-// Limits of starting and ending.
+// Limits on starting and ending.
 const (
 	readyTimeout = 60 * time.Second
 	stopGrace    = 10 * time.Second
@@ -22,8 +22,9 @@ const (
 	logMax       = 10 << 20
 )
 
-// startFor brings a stopped instance up, after any transition in progress. It
-// returns nil if the instance already runs. A user's start enables it.
+// startFor starts a stopped instance, after any transition in progress. It returns
+// nil if the instance already runs. If a user requests the start, it also enables
+// the instance.
 func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 	may := func() error { return i.mayStart(by) }
 	if by != byRestart {
@@ -58,8 +59,8 @@ func (h *Host) startFor(ctx context.Context, i *inst, by, why string) error {
 	return i.start(ctx, by, why)
 }
 
-// mayStart returns why i cannot be started by a caller that a user's stop
-// binds; nil if it can.
+// mayStart returns why by cannot start i, or nil. Connections, dependents and
+// groups cannot start an instance that a user stopped.
 func (i *inst) mayStart(by string) error {
 	i.mu.Lock()
 	stopped, enabled, due := i.rec.State == power.Stopped, i.rec.Enabled, !i.retry.restart.IsZero()
@@ -85,8 +86,8 @@ func (i *inst) notStopped(what string) func() error {
 	}
 }
 
-// start runs the program and waits until it accepts connections. The caller
-// holds the lock.
+// start runs the program and waits until it accepts connections. i.lock must be
+// held.
 func (i *inst) start(ctx context.Context, by, why string) error {
 	if err := i.move(power.Starting); err != nil {
 		return err
@@ -141,11 +142,11 @@ func (i *inst) start(ctx context.Context, by, why string) error {
 	return nil
 }
 
-// boxEnv is the base environment of a program with its own files. Its image and
+// boxEnv is the base environment of a program that has its own files. Its image and
 // its spec add to it.
 var boxEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}
 
-// launch starts the process and records its identity.
+// launch starts the program as the given run and records its identity.
 func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	i.h.point("launch", i)
 	s := i.spec()
@@ -157,7 +158,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	if i.rt.Capabilities().Image {
 		base = boxEnv
 	} else {
-		l.Dir = cmp.Or(l.Dir, "/") // in place of an image's
+		l.Dir = cmp.Or(l.Dir, "/") // otherwise the image's directory would apply
 	}
 	l.Env = append(append(l.Env, base...), s.Env...)
 	l.Env = append(l.Env, "LULL_INSTANCE="+s.Name)
@@ -180,12 +181,12 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.Now() })
 }
 
-// explainAfter is when a start that takes long says what it waits for.
+// explainAfter is how long a start may take before an event says what it waits for.
 const explainAfter = 3 * time.Second
 
-// ready waits until every exposed port has a listener of this program. A
-// connect would prove nothing: the kernel also completes it for a program that
-// does not run.
+// ready waits until the program listens on every exposed port. Connecting would
+// prove nothing, because the kernel completes a connection even if the program does
+// not run.
 func (i *inst) ready(ctx context.Context, w Workload) error {
 	i.mu.Lock()
 	over := i.proc.over
@@ -199,7 +200,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 	for {
 		if len(want) == 0 {
 			i.showListeners(w)
-			return nil // nothing left to wait for; its exit is handled like any other
+			return nil // the program has ended, which is handled like any other exit
 		}
 		if e := i.requests.ended.Load(); e != nil {
 			return fmt.Errorf("cannot start %s: %w: it %s%s", i.name(), errEnded, i.explained(e.exit).How(), i.taken(want, w))
@@ -231,19 +232,20 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 
 var errEnded = errors.New("the program ended before it was ready")
 
-// startFailed cleans up a failed run. A restart that failed for lack of disk
-// space is retried, because that is not the program's fault.
+// startFailed cleans up after a start that failed because of cause. If a restart
+// failed for lack of disk space, it is tried again, because that is not the
+// program's fault.
 func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	if w != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
 		defer cancel()
 		if err := w.Kill(ctx); err != nil {
-			// It still runs. A record that says stopped would lead to a second
-			// start.
+			// The program still runs. If the record said stopped, a second one
+			// could be started.
 			i.h.due.Set(i.due, i.h.Now().Add(time.Second))
 			return errors.Join(cause, fmt.Errorf("cannot end the failed run of %s: %w", i.name(), err))
 		}
-		i.awaitExit() // the next start is refused while the exit is unknown
+		i.awaitExit() // until the exit is known, the next start is refused
 	}
 	e := i.requests.ended.Swap(nil)
 	now := i.h.Now()
@@ -262,7 +264,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 		exit := e.exit
 		r.Exit = &exit
 		if ended != nil {
-			r.StartedAt = exit.At // it never became ready
+			r.StartedAt = exit.At // it was never ready
 		}
 		if ended != nil || errors.Is(cause, errEnded) {
 			r.ApplyRestartRule(exit, now)
@@ -272,7 +274,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	due := !i.rec.RestartAt.IsZero()
 	i.mu.Unlock()
 	if !due {
-		i.letGo() // waiting clients are refused; the next one tries again
+		i.letGo() // disconnects waiting clients; the next one starts it again
 	}
 	i.forgetRun()
 	i.armRestart()
@@ -282,7 +284,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 	return cause
 }
 
-// forgetRun clears the state of a run that is over.
+// forgetRun clears the state of a run that has ended.
 func (i *inst) forgetRun() {
 	i.mu.Lock()
 	g := i.proc.guard
@@ -290,7 +292,7 @@ func (i *inst) forgetRun() {
 	i.seen.readings, i.seen.conns, i.seen.block, i.seen.trouble = nil, 0, nil, ""
 	i.resetProbesLocked()
 	i.timed = timed{reading: i.timed.reading}
-	if i.says.inside { // its work in progress is lost
+	if i.says.inside { // its work in progress has ended with it
 		i.says.inside, i.says.busy = false, i.says.busy-1
 	}
 	i.mu.Unlock()
@@ -305,16 +307,15 @@ func (i *inst) forgetRun() {
 	i.rest()
 }
 
-// stop ends an instance gracefully. The caller holds the lock. An automatic
-// stop of a paused instance gives way to clients that arrived in the meantime.
-// Any other stop continues whatever fails: a program that cannot be asked to
-// exit is killed.
+// stop ends an instance gracefully. An automatic stop of a paused instance is
+// canceled if clients have arrived. Any other stop continues whatever fails: a
+// program that cannot be asked to exit is killed. i.lock must be held.
 func (i *inst) stop(ctx context.Context, by, why string) error {
 	steps := i.h.steps.stop
 	switch i.state() {
 	case power.Stopped:
 		return nil
-	case power.Stopping: // an earlier stop could not complete
+	case power.Stopping: // an earlier stop has not been completed
 		return i.finishStop(ctx, by, why)
 	case power.Running, power.Starting:
 		steps = i.h.steps.stopRunning
@@ -343,7 +344,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	var unusable *instance.SnapshotError
 	switch {
 	case err == nil:
-	case i.state() != power.Stopping: // the intent could not be recorded
+	case i.state() != power.Stopping: // the intent was not recorded
 		i.shut(false)
 		i.dropSockets()
 		return err
@@ -354,7 +355,7 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 		}
 	default:
 		if uerr := a.walk(i.h.steps.undo); uerr != nil {
-			i.update(func(r *instance.Record) { // repair then wakes it, and completes no stop
+			i.update(func(r *instance.Record) { // so that repair wakes it and does not complete the stop
 				r.State, r.StatusReason, r.StoppedBy, r.RestartAt = power.Resuming, uerr.Error(), "", time.Time{}
 			})
 			i.h.due.Set(i.due, i.h.Now().Add(100*time.Millisecond))
@@ -368,9 +369,9 @@ func (i *inst) stop(ctx context.Context, by, why string) error {
 	return i.finishStop(ctx, by, why)
 }
 
-// enterToStop takes the lock of i for a stop. A hibernated instance is restored
-// first, so that it can be asked to exit. A user's stop does not fail for lack
-// of memory or boot slots.
+// enterToStop takes i.lock for a stop. It restores a hibernated instance first if
+// there is memory, so that the program can be asked to exit. Without memory or a
+// boot slot, it takes the lock anyway.
 func (i *inst) enterToStop(ctx context.Context) (leave func(), err error) {
 	if i.state() == power.Hibernated {
 		if leave, err := i.h.enter(ctx, i, call{what: "stop", by: ByManual, may: i.notStopped("stop")}); err == nil {
@@ -395,7 +396,7 @@ func (i *inst) endNow(ctx context.Context) error {
 	return nil
 }
 
-// finishStop waits for the program to exit, then kills it.
+// finishStop waits for the program to exit, and kills it after its grace period.
 func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	w := i.workload()
 	i.mu.Lock()
@@ -410,7 +411,7 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 		grace.Stop()
 		kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 		defer cancel()
-		if err := w.Kill(kctx); err != nil { // children may have outlived it
+		if err := w.Kill(kctx); err != nil { // children may have outlived the program
 			i.h.due.Set(i.due, i.h.Now().Add(time.Second))
 			return fmt.Errorf("cannot stop %s: %w", i.name(), err)
 		}
@@ -418,9 +419,9 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	}
 	i.h.point("stopped", i)
 	e := i.requests.ended.Swap(nil)
-	i.note(func(r *instance.Record) { // no process is left, whether or not that can be written
+	i.note(func(r *instance.Record) { // no process is left, so this must be recorded even if the disk is full
 		r.State, r.StatusReason, r.Saved, r.Freed = power.Stopped, why, 0, 0
-		if r.RestartAt.IsZero() { // otherwise they were handed to the next run
+		if r.RestartAt.IsZero() { // otherwise the next run gets them
 			r.Leases = nil
 		}
 		if by == ByManual && !i.turn.again {
@@ -439,11 +440,11 @@ func (i *inst) finishStop(ctx context.Context, by, why string) error {
 	return nil
 }
 
-// exitLimit bounds the wait for the exit code of a run that was just killed.
+// exitLimit bounds the wait for the exit code of a run that has just been killed.
 const exitLimit = time.Second
 
-// awaitExit waits until the exit of the present run, whose processes have
-// ended, has been reported.
+// awaitExit waits until the exit of the current run is reported. Its processes must
+// have ended.
 func (i *inst) awaitExit() {
 	i.mu.Lock()
 	over := i.proc.over
@@ -454,13 +455,13 @@ func (i *inst) awaitExit() {
 	}
 }
 
-// stopGrace returns the time that a program gets to exit.
+// stopGrace returns how long a program gets to exit.
 func (i *inst) stopGrace() time.Duration {
 	return time.Duration(cmp.Or(i.spec().StopGrace, idle.Duration(stopGrace)))
 }
 
-// askToEnd sends SIGTERM. A frozen program receives it at the thaw, before it
-// can accept anything.
+// askToEnd sends SIGTERM to the program. A frozen program receives it when it is
+// thawed, before it can accept any connection.
 func askToEnd(a *attempt) error {
 	if a.work == nil {
 		return nil
@@ -471,9 +472,9 @@ func askToEnd(a *attempt) error {
 	return nil
 }
 
-// signal asks the program to exit. In a guest, the guest agent forwards the
-// signal; if it hangs, signal waits no longer than for a program that ignores
-// the signal.
+// signal asks the program to exit. In a guest, the guest agent forwards the signal.
+// If the guest agent hangs, signal waits no longer than it would for a program that
+// ignores the signal.
 func (a *attempt) signal() error {
 	if !a.i.rt.Capabilities().Network {
 		return a.work.Signal(syscall.SIGTERM)
@@ -488,7 +489,7 @@ func (a *attempt) signal() error {
 	}
 }
 
-// OnExit is called by a runtime when a run is over. It never blocks.
+// OnExit must be called by a runtime when a run has ended. It does not block.
 func (h *Host) OnExit(id string, run uint64, e instance.Exit) {
 	h.mu.RLock()
 	i := h.byID[id]
@@ -512,14 +513,14 @@ func (h *Host) OnExit(id string, run uint64, e instance.Exit) {
 	i.mu.Unlock()
 	h.point("exit-noted", i)
 	h.spawn(func() {
-		if i.tryAcquire() { // otherwise the holder serves it
+		if i.tryAcquire() { // otherwise the holder of the lock serves it
 			i.serve()
 			i.release()
 		}
 	})
 }
 
-// explained adds to e what only the workload knows about its exit.
+// explained adds to e what only the workload knows about its end.
 func (i *inst) explained(e instance.Exit) instance.Exit {
 	if x, ok := i.workload().(instance.Explainer); ok && e.Why == "" {
 		return x.Explain(e)
@@ -527,8 +528,8 @@ func (i *inst) explained(e instance.Exit) instance.Exit {
 	return e
 }
 
-// handleEnding records that the program exited by itself. The caller holds the
-// lock, and no transition is in progress.
+// handleEnding records that the program has exited by itself. i.lock must be held,
+// and no transition may be in progress.
 func (i *inst) handleEnding(e *ending) {
 	switch i.state() {
 	case power.Running, power.Paused, power.Reclaimed, power.Hibernated, power.Pausing, power.Resuming:
@@ -539,8 +540,8 @@ func (i *inst) handleEnding(e *ending) {
 	lost := i.proc.work == nil && i.rec.Identity != nil
 	i.mu.Unlock()
 	if lost {
-		// This is an earlier daemon's run, reported before it could be adopted.
-		// Adoption knows why it ended and cleans up.
+		// This is the run of an earlier daemon, which has not been adopted yet.
+		// Adoption finds out why it ended, and cleans up.
 		i.turn.reported = e
 		err := i.seek(i.h.ctx)
 		i.turn.reported = nil
@@ -552,13 +553,13 @@ func (i *inst) handleEnding(e *ending) {
 		}
 	}
 	exit := i.explained(e.exit)
-	if w := i.workload(); w != nil { // children may have outlived it
+	if w := i.workload(); w != nil { // children may have outlived the program
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(i.h.ctx), killLimit)
 		err := w.Kill(ctx)
 		cancel()
 		if err != nil {
 			i.h.log.Error("cannot end the remaining processes", "instance", i.name(), "err", err)
-			i.h.spawn(func() { // retried until nothing is left
+			i.h.spawn(func() { // tries until nothing is left
 				select {
 				case <-time.After(time.Second):
 					i.h.OnExit(i.id, e.run, exit)
@@ -572,7 +573,7 @@ func (i *inst) handleEnding(e *ending) {
 	now := i.h.Now()
 	i.note(func(r *instance.Record) {
 		r.State, r.StatusReason, r.Exit, r.Saved, r.Freed, r.NextDue = power.Stopped, why, &exit, 0, 0, time.Time{}
-		if !i.spec().Adopted.IsUnit() { // systemd restarts it, or not
+		if !i.spec().Adopted.IsUnit() { // restarting a unit is up to systemd
 			r.ApplyRestartRule(exit, now)
 		}
 	})
@@ -584,7 +585,7 @@ func (i *inst) handleEnding(e *ending) {
 	i.releaseEnded()
 }
 
-// armRestart sets the deadline of a restart that is due.
+// armRestart sets the deadline for a pending restart.
 func (i *inst) armRestart() {
 	i.mu.Lock()
 	at := i.rec.RestartAt

@@ -13,8 +13,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Logs writes the output of an instance, oldest first. With follow it continues
-// with new output until ctx ends or the instance is removed.
+// Logs writes the output of an instance, oldest first. If l.Follow is set, it
+// continues with new output until ctx ends or the instance is removed.
 func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hostctl.Logs) error {
 	i, err := h.find(id)
 	if err != nil {
@@ -41,15 +41,15 @@ func (h *Host) Logs(ctx context.Context, w http.ResponseWriter, id string, l hos
 	})
 }
 
-// logPath is the file to which the program's output goes.
+// logPath returns the path of the file to which the program's output goes.
 func (i *inst) logPath() string { return filepath.Join(i.h.cfg.LogDir, i.id+".log") }
 
 // shownLines is how many lines of output the error of a failed start contains.
 const shownLines = 10
 
-// Discard removes an instance that did not start because of cause, and returns
-// cause with the last lines that the instance printed. An instance on which a user
-// acted meanwhile is kept.
+// Discard removes an instance that did not start because of cause. It returns cause
+// with the last lines of the instance's output. If a user has acted on the instance
+// meanwhile, it is kept.
 func (h *Host) Discard(ctx context.Context, id string, cause error) error {
 	if refused, is := errors.AsType[*RefusedError](cause); is && refused.Overtaken {
 		return cause
@@ -68,12 +68,12 @@ func (h *Host) Discard(ctx context.Context, id string, cause error) error {
 	return cause
 }
 
-// lastOutput returns the last lines that an instance printed, "" if they cannot be
-// read.
+// lastOutput returns the last lines of an instance's output, or "" if they cannot
+// be read.
 func (i *inst) lastOutput(ctx context.Context) string {
 	if r, ok := i.rt.(instance.LogReader); ok {
 		var b strings.Builder
-		_ = r.Logs(ctx, i.id, &b, instance.LogQuery{Tail: shownLines}) // the output before the error is shown
+		_ = r.Logs(ctx, i.id, &b, instance.LogQuery{Tail: shownLines}) // after an error, what was read is shown
 		return b.String()
 	}
 	text, err := logs.Tail(i.logPath(), shownLines)

@@ -20,8 +20,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// measured returns the values of a host's metrics, as name{label,label}. A
-// histogram yields its count and its sum.
+// measured returns the values of a host's metrics, by name{label,label}. A
+// histogram has one value for its count and one for its sum.
 func (r *rig) measured() map[string]float64 {
 	r.t.Helper()
 	reg := prometheus.NewPedanticRegistry()
@@ -60,8 +60,8 @@ func (r *rig) measures(want map[string]float64) {
 }
 
 // TestMeasures checks that a wake is measured from the first request until the
-// instance runs, including the time in the queue. Wakes without a requester,
-// and requests that lead to no wake, are not measured.
+// instance runs, including the time in the queue. Wakes that nothing waits for, and
+// requests that lead to no wake, are not measured.
 func TestMeasures(t *testing.T) {
 	inRoom(t, 1000, 1, func(r *rig) {
 		r.k.Restore = time.Second
@@ -104,8 +104,8 @@ func TestMeasures(t *testing.T) {
 		c.Close()
 		r.measures(map[string]float64{"instance_wake_seconds{paused,process}count": 1, "instance_wake_seconds{paused,process}sum": 0})
 
-		// A refused client does not count as waiting for the start that comes
-		// hours later.
+		// A client that was refused does not count as waiting for a start hours
+		// later.
 		errtest.None(t, r.Stop(r.ctx, "thin", ByManual, true))
 		if _, err := r.gates["thin"].Arrive(r.ctx); err == nil {
 			t.Error("a stopped one took a client")
@@ -114,14 +114,14 @@ func TestMeasures(t *testing.T) {
 		errtest.None(t, r.Start(r.ctx, "thin", ByManual))
 		r.measures(map[string]float64{"instance_wake_seconds{stopped,process}count": 4, "instance_wake_seconds{stopped,process}sum": 0})
 
-		// It does not count either that a client arrived while it ran.
+		// Nor does a client that arrived while the instance ran.
 		errtest.None(t, r.Resume(r.ctx, "thin", ByManual))
 		time.Sleep(62 * time.Second)
 		r.is("thin", power.Paused)
 		errtest.None(t, r.Resume(r.ctx, "thin", ByManual))
 		r.measures(map[string]float64{"instance_wake_seconds{paused,process}count": 2, "instance_wake_seconds{paused,process}sum": 0})
 
-		// Nor does a failed wake: the client may retry later.
+		// Nor does a client whose wake failed, because it may come back much later.
 		time.Sleep(8 * time.Minute)
 		r.is("a", power.Hibernated)
 		r.k.Fail(hosttest.Thawing, errors.New("not now"))
@@ -140,7 +140,7 @@ func TestMeasures(t *testing.T) {
 		r.measures(map[string]float64{"host_halted{}": 1})
 		errtest.None(t, r.Halt(nil, ByManual))
 
-		// The end of a host wakes what is paused, but no client waited for
+		// A host that ends wakes all paused instances, but no client waited for
 		// that.
 		errtest.None(t, r.Start(r.ctx, "thin", ByManual))
 		time.Sleep(62 * time.Second)

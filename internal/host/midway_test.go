@@ -20,7 +20,7 @@ import (
 
 var errWorld = errors.New("input/output error")
 
-// asleep runs an instance until it is at that step of the ladder.
+// asleep runs an instance until it has reached the given step of the ladder.
 func (r *rig) asleep(name string, step power.Instance) (id string) {
 	r.t.Helper()
 	change := deep
@@ -33,9 +33,8 @@ func (r *rig) asleep(name string, step power.Instance) (id string) {
 	return id
 }
 
-// TestAskedWhileThawing checks that a request made while an instance is being
-// woken is carried out next, from every sleeping state and at every point of
-// the wake.
+// TestAskedWhileThawing checks that a request made during a wake is carried out
+// after it, from every sleeping state and at every point of the wake.
 func TestAskedWhileThawing(t *testing.T) {
 	commands := []struct {
 		name string
@@ -62,7 +61,7 @@ func TestAskedWhileThawing(t *testing.T) {
 							if point == at && !once {
 								once = true
 								go func() { asked <- c.do(r) }()
-								time.Sleep(time.Second) // it is in the queue by now
+								time.Sleep(time.Second) // the request is in the queue now
 							}
 						}
 						client := r.k.Connect(id)
@@ -90,7 +89,7 @@ func TestAskedWhileThawing(t *testing.T) {
 	}
 }
 
-// TestThawFails checks that a failed thaw is retried until it succeeds,
+// TestThawFails checks that a thaw that fails is repeated until it succeeds,
 // whatever caused it, and that every waiting client is served.
 func TestThawFails(t *testing.T) {
 	for name, ask := range map[string]func(r *rig, id string){
@@ -132,8 +131,8 @@ func TestThawFails(t *testing.T) {
 	}
 }
 
-// TestStopCalledOffThawFails checks that a client which calls an automatic stop
-// off is served, even if the program could not be thawed at first.
+// TestStopCalledOffThawFails checks that a client that cancels an automatic stop is
+// served even if the program could not be thawed at first.
 func TestStopCalledOffThawFails(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		came := make(chan *hosttest.Client, 1)
@@ -158,9 +157,9 @@ func TestStopCalledOffThawFails(t *testing.T) {
 	})
 }
 
-// TestAskedAfterFailure checks that the next request completes a transition
-// that failed halfway. A stop always works, even if the instance can be neither
-// thawed nor asked to exit. A pause or resume that is possible is done.
+// TestAskedAfterFailure checks that the next request completes a transition that
+// failed halfway. A stop succeeds even if the program can be neither thawed nor
+// asked to exit. A pause or resume succeeds if it is possible.
 func TestAskedAfterFailure(t *testing.T) {
 	halfway := map[power.Instance]func(r *rig) (id string){
 		power.Resuming: func(r *rig) string {
@@ -254,8 +253,8 @@ func TestStopCannotAsk(t *testing.T) {
 	}
 }
 
-// TestStopWithoutRoom checks that a user's stop of a hibernated guest works
-// although the guest needs more memory than the host's whole budget.
+// TestStopWithoutRoom checks that a user can stop a hibernated guest that needs
+// more memory than the host's whole budget.
 func TestStopWithoutRoom(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.k.Deep = true
@@ -273,8 +272,8 @@ func TestStopWithoutRoom(t *testing.T) {
 	})
 }
 
-// TestAdoptAgain checks that whatever failed during adoption is retried, and
-// that no client waits longer than the fault lasts.
+// TestAdoptAgain checks that every failure during adoption is retried, and that no
+// client waits longer than the failure lasts.
 func TestAdoptAgain(t *testing.T) {
 	before := map[string]func(r *rig) string{
 		"running": func(r *rig) string { return r.run("a", nil) },
@@ -320,9 +319,8 @@ func TestAdoptAgain(t *testing.T) {
 	}
 }
 
-// TestStoppingAdopted checks that the next daemon completes a stop during which
-// the daemon died, even if the program cannot be asked to exit or thawed at
-// first.
+// TestStoppingAdopted checks that the next daemon completes a stop during which a
+// daemon died, even if the program cannot be asked to exit or thawed at first.
 func TestStoppingAdopted(t *testing.T) {
 	for _, fault := range []hosttest.Fault{"", hosttest.Signals, hosttest.Thawing} {
 		t.Run(string(fault), func(t *testing.T) {
