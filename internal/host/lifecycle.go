@@ -181,7 +181,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.Now() })
 }
 
-// explainAfter is how long a start may take before an event says what it waits for.
+// explainAfter is how long a start may take before its status says what it waits for.
 const explainAfter = 3 * time.Second
 
 // ready waits until the program listens on every exposed port. Connecting would
@@ -200,7 +200,7 @@ func (i *inst) ready(ctx context.Context, w Workload) error {
 	for {
 		if len(want) == 0 {
 			i.showListeners(w)
-			return nil // the program has ended, which is handled like any other exit
+			return nil // there is no endpoint to wait for; an exit is handled as later
 		}
 		if e := i.requests.ended.Load(); e != nil {
 			return fmt.Errorf("cannot start %s: %w: it %s%s", i.name(), errEnded, i.explained(e.exit).How(), i.taken(want, w))

@@ -355,7 +355,7 @@ func TestLeaseOverCrash(t *testing.T) {
 			t.Run(string(rule)+map[bool]string{true: " while the daemon was away"}[away], func(t *testing.T) {
 				inBubble(t, func(r *rig) {
 					id := r.run("a", func(s *instance.Spec) { s.Restart = rule })
-					time.Sleep(20 * time.Second) // no crash loop
+					time.Sleep(20 * time.Second) // long enough not to be a crash loop
 					errtest.None(t, r.Hold(context.Background(), "a", idle.Lease{Holder: "build"}, time.Hour))
 					p := r.k.Proc(id)
 					if away {
@@ -492,10 +492,10 @@ func TestEndThawsHalfway(t *testing.T) {
 	})
 }
 
-// TestNotFoundYet starts a daemon that can neither find a run nor confirm its
-// end. The instance is not considered stopped and no second run is started.
-// Requests are refused with that reason, and clients are served once the run is
-// found.
+// TestNotFoundYet starts a daemon that can neither find a run nor confirm its end.
+// It checks that the instance does not count as stopped, that no second run is
+// started, that requests are refused with that reason, and that clients are served
+// once the run is found.
 func TestNotFoundYet(t *testing.T) {
 	for _, state := range []power.Instance{power.Running, power.Paused, power.Hibernated} {
 		for name, ask := range map[string]func(r *rig) error{

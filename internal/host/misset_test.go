@@ -10,8 +10,8 @@ import (
 	"lull/internal/core/instance"
 )
 
-// TestMissetByTheHost checks that an instance whose timers no longer increase,
-// because a default of the host changed, is shown with that fault everywhere.
+// TestMissetByTheHost checks that, if a changed default of the host makes an
+// instance's timers no longer increase, that fault is shown everywhere.
 func TestMissetByTheHost(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.run("a", func(s *instance.Spec) { s.ReclaimAfter = idle.Duration(3 * time.Minute) })

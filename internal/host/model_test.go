@@ -20,15 +20,15 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// The model of the fence, modeltest/fence.pml, is a second opinion: it knows
-// daemons and shims that die, the handoff of sockets and fairness, and is
-// explored by Spin and not by us. Its steps are bodies of their own, but their
-// order is that of the tables here.
+// The model of the fence, modeltest/fence.pml, is a second opinion. It includes
+// daemons and shims that die, the handoff of sockets and fairness, and Spin
+// explores it. The model has its own implementation of each step, but the order of
+// the steps comes from the code.
 
-// modelStep is a step of a sequence: its name, and the function that carries it out.
+// modelStep is a step of a sequence, with the function that carries it out.
 type modelStep struct{ name, function string }
 
-// sequences returns the sequences of f by the names of its fields.
+// sequences returns the sequences of f by field name.
 func sequences(f fence) map[string][]modelStep {
 	v, out := reflect.ValueOf(f), map[string][]modelStep{}
 	for n := range v.NumField() {
@@ -41,16 +41,16 @@ func sequences(f fence) map[string][]modelStep {
 	return out
 }
 
-// modelBodies names the bodies in the model for steps of broken fences that are
-// not functions of the fence.
+// modelBodies names the model's bodies for steps of broken fences whose functions
+// are not part of the fence.
 var modelBodies = map[string]map[string]string{
 	"forget a wake that came while the lock was held": {"arm": "armForgetful"},
 	"do not let the relay ask for wakes":              {"commit": "commitDeaf"},
 }
 
-// modelTables returns steps.pml: a number for each body of a step that the model
-// has, and the sequences of each fence as such numbers. The standard fence comes
-// first. It is an error if the model has no body for a step.
+// modelTables returns steps.pml, which numbers the bodies of steps in the model,
+// and lists each fence's sequences as such numbers. The standard fence comes first.
+// It returns an error if the model has no body for a step.
 func modelTables(model string, fences []brokenFence) (string, error) {
 	bodies, steps := map[string]int{}, &strings.Builder{}
 	for _, m := range regexp.MustCompile(`\bcode == S_(\w+)`).FindAllStringSubmatch(model, -1) {
@@ -96,11 +96,11 @@ func modelTables(model string, fences []brokenFence) (string, error) {
 	return steps.String(), nil
 }
 
-// verifiers are the programs that explore the model: one for its assertions and
-// its ends, one for what must happen eventually.
+// verifiers are the programs that explore the model: safety checks its assertions
+// and its end states, and fair checks what must happen eventually.
 type verifiers struct{ safety, fair string }
 
-// tablesOfAll returns steps.pml with the shipped fence and the broken ones.
+// tablesOfAll returns steps.pml for the standard fence and all broken ones.
 func tablesOfAll(t *testing.T) string {
 	t.Helper()
 	steps, err := modelTables(modeltest.Model, append([]brokenFence{{name: "standard"}}, brokenFences()...))
@@ -110,7 +110,7 @@ func tablesOfAll(t *testing.T) string {
 	return steps
 }
 
-// buildModel translates and compiles the model with the fences of the code.
+// buildModel compiles the verifiers of the model with the fences of the code.
 func buildModel(t *testing.T) verifiers {
 	t.Helper()
 	dir := modeltest.Dir(t, modeltest.Steps)
@@ -121,14 +121,14 @@ func buildModel(t *testing.T) verifiers {
 	return verifiers{filepath.Join(dir, "safety"), filepath.Join(dir, "fair")}
 }
 
-// situation holds the variables of init that select what a run of the model explores.
+// situation lists the variables that select what a run of the model explores.
 type situation []string
 
 func (s situation) String() string { return strings.Join(s, " ") }
 
-// finding is the outcome of a run.
+// finding is the result of a run of a verifier.
 type finding struct {
-	fault               string // the property that fails; empty for none
+	fault               string // the property that fails, or ""
 	states, transitions int
 	seconds             float64
 }
@@ -141,12 +141,12 @@ var (
 	panTime   = regexp.MustCompile(`(?m)^pan: elapsed time ([0-9.e+]+) seconds`)
 )
 
-// explores runs a verifier to the end of its search, or to the first fault.
-// variant is the index of a fence in steps.pml.
+// explores runs a verifier until its search is complete or finds a fault. variant
+// is the index of a fence in steps.pml.
 func explores(t *testing.T, program string, variant int, s situation, args ...string) (f finding) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, append([]string{"-m2000000", "-n"}, args...)...)
-	cmd.Dir = t.TempDir() // for the trail
+	cmd.Dir = t.TempDir() // the verifier writes its trail there
 	cmd.Env = append(append(os.Environ(), "FENCE="+strconv.Itoa(variant)), s...)
 	out, err := cmd.CombinedOutput()
 	number := func(re *regexp.Regexp) (n float64) {
@@ -168,15 +168,15 @@ func explores(t *testing.T, program string, variant int, s situation, args ...st
 	return f
 }
 
-// fair has a verifier check that each waiting client is served, if no process is
-// held up forever.
+// fair makes a verifier check that each waiting client is served, provided that no
+// process is delayed forever.
 var fair = []string{"-a", "-f"}
 
-// TestFenceModel explores the model with the order of steps that the code has: no
-// assertion fails, every end is a state without a waiting client, and each client
-// is eventually served.
+// TestFenceModel explores the model with the order of steps in the code. It checks
+// that no assertion fails, that no client waits in an end state, and that each
+// client is eventually served.
 //
-// It has the model convict each broken fence, too, that the walk convicts.
+// It also checks that the model catches every broken fence that the walks catch.
 func TestFenceModel(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts programs")
@@ -233,7 +233,7 @@ func modelConvicts(t *testing.T, v verifiers) {
 			s = append(s, "DEEP=1")
 		}
 		f := explores(t, v.safety, n+1, s)
-		if f.fault == "" { // only a connection that does not hold shows it
+		if f.fault == "" { // some show only with connections that do not keep the instance awake
 			s = append(s, "QUIET=1")
 			f = explores(t, v.safety, n+1, s)
 		}
@@ -241,7 +241,7 @@ func modelConvicts(t *testing.T, v verifiers) {
 			t.Errorf("%q was not caught", b.name)
 			continue
 		}
-		// Without assertions and ends, which would come first.
+		// Without the assertions and end states, which would be found first.
 		l := explores(t, v.fair, n+1, append(s[:1:1], "REQUESTS=1", "DEEP="+strconv.Itoa(yes(b.f.deeper != nil))), append(slices.Clone(fair), "-A", "-E")...)
 		t.Logf("%q, %s: %s; liveness: %s", b.name, s, f.fault, cmp.Or(l.fault, "holds"))
 	}
@@ -249,9 +249,9 @@ func modelConvicts(t *testing.T, v verifiers) {
 
 var update = flag.Bool("update", false, "write modeltest/steps.pml")
 
-// TestFenceModelKnowsTheSteps checks that steps.pml has the steps of the code, that
-// a step that the model has no body for is not left out of it, and that another
-// order in the code is another order in the model.
+// TestFenceModelKnowsTheSteps checks that steps.pml is up to date, that a step
+// without a body in the model is an error, and that another order in the code gives
+// another steps.pml.
 func TestFenceModelKnowsTheSteps(t *testing.T) {
 	if all := tablesOfAll(t); *update {
 		if err := os.WriteFile(filepath.Join("modeltest", "steps.pml"), []byte(all), 0o644); err != nil {

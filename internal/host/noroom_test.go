@@ -14,7 +14,8 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// cramped is a machine whose disk is full while full is set.
+// cramped is a machine on which no program can start for lack of disk space while
+// full is set.
 type cramped struct {
 	*hosttest.Kernel
 	full *atomic.Bool
@@ -27,9 +28,8 @@ func (s cramped) Start(ctx context.Context, l instance.Launch) (instance.Workloa
 	return s.Kernel.Start(ctx, l)
 }
 
-// TestRestartWithoutRoom checks that a restart without disk space is reported
-// and retried until there is space, and that a start requested by a user is
-// refused.
+// TestRestartWithoutRoom checks that a restart that fails for lack of disk space is
+// reported and retried until there is space, and that a user's start fails.
 func TestRestartWithoutRoom(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		var full atomic.Bool

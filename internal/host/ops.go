@@ -45,8 +45,8 @@ func (h *Host) Create(ctx context.Context, s instance.Spec) (id string, err erro
 	return i.id, nil
 }
 
-// checkNew returns the runtime of a requested spec, and what is wrong with the
-// request apart from its name being taken.
+// checkNew returns the runtime for a requested spec, or what is wrong with the
+// spec. It does not check whether the name is free.
 func (h *Host) checkNew(s *instance.Spec) (Runtime, error) {
 	if err := s.CheckNew(); err != nil {
 		return nil, &InvalidError{err}
@@ -63,8 +63,8 @@ func (h *Host) checkNew(s *instance.Spec) (Runtime, error) {
 	return rt, err
 }
 
-// checkSpec returns the runtime of s, and every reason why that runtime cannot
-// run s.
+// checkSpec returns the runtime for s, or every reason why that runtime cannot run
+// s.
 func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
 	s.Runtime = cmp.Or(s.Runtime, "process")
 	rt, ok := h.cfg.Runtimes[s.Runtime]
@@ -77,8 +77,8 @@ func (h *Host) checkSpec(s *instance.Spec) (Runtime, error) {
 	return rt, checkOn(s, rt)
 }
 
-// checkOn has a runtime validate a user's request: whether the image exists,
-// and everything specific to it.
+// checkOn makes a runtime check a user's request: whether the image exists, and
+// everything that is specific to the runtime.
 func checkOn(s *instance.Spec, rt Runtime) error {
 	if c, ok := rt.(instance.SpecChecker); ok {
 		if err := c.CheckSpec(s); err != nil {
@@ -88,8 +88,8 @@ func checkOn(s *instance.Spec, rt Runtime) error {
 	return nil
 }
 
-// checkWith validates s against the capabilities of its runtime, and its timers
-// against this host.
+// checkWith checks s against the capabilities of its runtime, and its timers
+// against the settings of this host.
 func (h *Host) checkWith(s *instance.Spec, rt Runtime) error {
 	if err := s.Validate(); err != nil {
 		return &InvalidError{err}
@@ -105,7 +105,7 @@ func (h *Host) checkWith(s *instance.Spec, rt Runtime) error {
 	return nil
 }
 
-// add puts a new instance into the host's maps, with its lock taken.
+// add adds a new instance to the host's maps. The instance's lock must be held.
 func (h *Host) add(i *inst) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -121,8 +121,8 @@ func (h *Host) add(i *inst) error {
 	return nil
 }
 
-// nameIsFree returns an error if another instance has the name. what is the
-// operation, for the error.
+// nameIsFree returns an error if another instance has the name. what names the
+// operation in the error.
 func (h *Host) nameIsFree(name, what string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -136,7 +136,7 @@ func (h *Host) nameIsFreeLocked(name, what string) error {
 	return &RefusedError{Name: name, What: what, Reason: "there is an instance of that name already"}
 }
 
-// noRuntime returns why a runtime is missing here.
+// noRuntime returns why a runtime is missing on this host.
 func (h *Host) noRuntime(name string) error {
 	if err := h.missing(name); err != nil {
 		return fmt.Errorf("%s is not available here: %w; lull doctor says what to do", name, err)
@@ -144,7 +144,7 @@ func (h *Host) noRuntime(name string) error {
 	return fmt.Errorf("there is no runtime %q on this host", name)
 }
 
-// openRelay opens the relay's ports, which stay open as long as the instance
+// openRelay opens the relay's ports for i. They stay open as long as the instance
 // exists.
 func (i *inst) openRelay() error {
 	eps := i.relayed()
@@ -173,7 +173,7 @@ func (h *Host) drop(i *inst) {
 	delete(h.byName, i.name())
 	h.mu.Unlock()
 	h.related.drop(i)
-	i.requests.deleted.Store(true) // for callers that wait for its lock
+	i.requests.deleted.Store(true) // for callers that are waiting for its lock
 	h.callOff(i, "it was removed in the meantime")
 	h.due.Remove(i.due)
 	h.saver.Forget(i.id)
@@ -181,8 +181,8 @@ func (h *Host) drop(i *inst) {
 	i.dropHeld()
 }
 
-// closeRelay closes the relay's ports, if there are any. The caller holds the lock,
-// or is the only one that knows i.
+// closeRelay closes the relay's ports, if there are any. i.lock must be held,
+// unless nothing else has a reference to i.
 func (i *inst) closeRelay() {
 	i.mu.Lock()
 	c, ok := i.gate.(interface{ Close() error })
@@ -202,7 +202,7 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// InvalidError wraps the faults of a request.
+// InvalidError holds what is wrong with a request.
 type InvalidError struct{ Err error }
 
 func (e *InvalidError) Error() string { return e.Err.Error() }
@@ -210,9 +210,8 @@ func (e *InvalidError) Unwrap() error { return e.Err }
 
 type requesterKey struct{}
 
-// For attributes the requests made with the returned context to who, such as
-// "ada via server". Their events and status reasons then name who instead of
-// "a user".
+// For returns a context whose requests are attributed to who, such as "ada via
+// server". Their events and status reasons then name who instead of "a user".
 func For(ctx context.Context, who string) context.Context {
 	return context.WithValue(ctx, requesterKey{}, who)
 }
@@ -231,8 +230,8 @@ func (h *Host) Start(ctx context.Context, ref, by string) error {
 	return h.startFor(ctx, i, by, "started by "+requester(ctx))
 }
 
-// Stop stops an instance. It always succeeds eventually, and earlier pending
-// requests are dropped. With disable the instance is not woken anymore.
+// Stop stops an instance. Earlier pending requests are dropped, and the stop always
+// succeeds eventually. If disable is set, the instance is not woken anymore.
 func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -252,7 +251,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	defer leave()
 	unknown := i.takenOver()
 	if i.workload() != nil {
-		unknown = nil // an unknown run can still be ended
+		unknown = nil // a run that was not found can still be ended
 	}
 	i.mu.Lock()
 	i.retry.restart = time.Time{}
@@ -263,7 +262,7 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if disable || pending || stopped {
 		i.note(func(r *instance.Record) {
 			r.Enabled, r.RestartAt = r.Enabled && !disable, time.Time{}
-			if stopped { // a user's stop remains
+			if stopped { // the stop of a user stays recorded
 				r.StoppedBy = ByManual
 			}
 			if pending {
@@ -274,14 +273,14 @@ func (h *Host) Stop(ctx context.Context, ref, by string, disable bool) error {
 	if stopped {
 		i.letGo()
 	}
-	if unknown != nil { // not found is not stopped
+	if unknown != nil { // a run that was not found may still exist
 		return i.endUnknown(ctx, by, unknown)
 	}
 	return i.stop(ctx, by, "stopped by "+requester(ctx))
 }
 
-// Pause freezes a running instance now. Without force it is refused while a
-// connection or a lease holds the instance.
+// Pause pauses a running instance now. Unless force is set, it fails if a
+// connection or a lease keeps the instance awake.
 func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -302,8 +301,8 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	default:
 		return &RefusedError{Name: i.name(), What: "pause", Reason: fmt.Sprintf("it is %s", s)}
 	}
-	// A freeze could catch a command that is starting, and Docker then could not
-	// end it.
+	// A freeze could include a command that is just starting. Docker could then not
+	// end the command.
 	i.mu.Lock()
 	beside := i.besideLocked()
 	i.mu.Unlock()
@@ -322,13 +321,13 @@ func (h *Host) Pause(ctx context.Context, ref, by string, force bool) error {
 	return err
 }
 
-// Resume wakes a paused instance, durably.
+// Resume wakes a paused instance. When it returns, the change is durable.
 func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
 		return err
 	}
-	if s := i.state(); s == power.Stopped && i.rationed() { // a running instance needs no admission
+	if s := i.state(); s == power.Stopped && i.rationed() { // if it runs, it needs no admission
 		return &RefusedError{Name: i.name(), What: "resume", Reason: "it is stopped"}
 	}
 	defer i.ask()()
@@ -355,7 +354,8 @@ func (h *Host) Resume(ctx context.Context, ref, by string) error {
 	}
 }
 
-// Delete stops an instance and removes it. An adopted one is released.
+// Delete stops and removes an instance. An instance that lull did not start is
+// released instead.
 func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -378,7 +378,7 @@ func (h *Host) Delete(ctx context.Context, ref, by string) error {
 	return i.remove(ctx, by, "")
 }
 
-// Snooze keeps an instance running until t; the zero time ends that.
+// Snooze keeps an instance from being paused until t. The zero time ends a snooze.
 func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -400,14 +400,14 @@ func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 		i.emit("snoozed", ByManual, "until "+t.UTC().Format(time.RFC3339)+" by "+requester(ctx))
 	}
 	if i.state().Asleep() {
-		i.scheduleAsleep(h.Now()) // the next step may now come sooner
+		i.scheduleAsleep(h.Now()) // the next step may now be earlier
 	}
 	return err
 }
 
-// Hold takes or renews a holder's lease. It is durable when Hold returns. On a
-// paused instance the lease is kept and wakes nothing; on a stopped one it is
-// refused.
+// Hold takes or renews a holder's lease for ttl. When it returns, the lease is
+// durable. A lease on a paused instance does not wake it. On a stopped instance,
+// Hold fails.
 func (h *Host) Hold(ctx context.Context, ref string, l idle.Lease, ttl time.Duration) error {
 	if ttl <= 0 || ttl > instance.MaxLease {
 		return &InvalidError{fmt.Errorf("cannot hold a lease: ttl %s is not above 0 and at most %s", ttl, instance.MaxLease)}
@@ -456,7 +456,7 @@ func (h *Host) Hold(ctx context.Context, ref string, l idle.Lease, ttl time.Dura
 	return err
 }
 
-// ReleaseLease drops one holder's lease and leaves others alone.
+// ReleaseLease ends one holder's lease.
 func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -486,19 +486,19 @@ func (h *Host) ReleaseLease(ctx context.Context, ref, holder string) error {
 	if err == nil {
 		i.emit("lease_released", holder, "")
 		if i.state().Asleep() {
-			i.scheduleAsleep(now) // the lease may have delayed its next step
+			i.scheduleAsleep(now) // the lease may have delayed the next step
 		}
 	}
 	return err
 }
 
-// StopAll stops every instance that lull started, several at a time.
+// StopAll stops every instance that lull started, several concurrently.
 func (h *Host) StopAll(ctx context.Context) {
 	slots := make(chan struct{}, 16)
 	var wg sync.WaitGroup
 	for _, i := range h.all() {
 		if i.spec().Adopted != nil {
-			continue // it runs on, as without lull
+			continue // it continues to run, as without lull
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
@@ -511,11 +511,12 @@ func (h *Host) StopAll(ctx context.Context) {
 	wg.Wait()
 }
 
-// WakeAll thaws every paused instance. It is called when the guard that watches
-// their sockets failed.
+// WakeAll thaws every paused instance. It is called when the watch on their sockets
+// has failed.
 func (h *Host) WakeAll(by, why string) {
 	for _, i := range h.all() {
-		// A pause in progress is canceled, or the instance is woken after it.
+		// If a pause is in progress, it is canceled, or the instance is woken
+		// afterwards.
 		if s := i.state(); s.Asleep() && s != power.Hibernated || s == power.Pausing {
 			i.wantWake(why)
 		}

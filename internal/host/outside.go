@@ -8,12 +8,12 @@ import (
 	"lull/internal/core/power"
 )
 
-// byOutside is the actor of a pause, resume or start made through the runtime
-// without lull (docker pause, docker start).
+// byOutside is the actor of a pause, resume or start that was made through the
+// runtime without lull, as with docker pause or docker start.
 const byOutside = "external"
 
 // ByImage returns the ID of the instance that a runtime made from an image. For
-// Docker the image is the container.
+// Docker, the image names the container.
 func (h *Host) ByImage(runtime, image string) (id string, ok bool) {
 	for _, i := range h.all() {
 		if i.spec().Runtime == runtime && i.spec().Image == image {
@@ -23,7 +23,7 @@ func (h *Host) ByImage(runtime, image string) (id string, ok bool) {
 	return "", false
 }
 
-// ImagesOf lists the images that a runtime's instances were made from.
+// ImagesOf returns the images of all instances of a runtime.
 func (h *Host) ImagesOf(runtime string) (images []string) {
 	for _, i := range h.all() {
 		if i.spec().Runtime == runtime {
@@ -33,15 +33,15 @@ func (h *Host) ImagesOf(runtime string) (images []string) {
 	return images
 }
 
-// RenamedOutside renames an instance because its container was renamed. It
-// refuses a name that is taken, and an instance with relayed ports, because its
-// ports are known by its name.
+// RenamedOutside renames an instance because its container was renamed. It fails if
+// the name is taken, or if the instance has relayed ports, because the relay knows
+// the instance by its name.
 func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 	i, err := h.find(ref)
 	if err != nil || i.name() == name {
 		return err
 	}
-	if err := h.nameIsFree(name, "rename"); err != nil { // do not wait for the instance that has the name
+	if err := h.nameIsFree(name, "rename"); err != nil { // checked first, so as not to wait for the lock if the name is taken
 		return err
 	}
 	if err := i.acquireCtx(ctx); err != nil {
@@ -62,8 +62,8 @@ func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 	return nil
 }
 
-// rename gives an instance without a relay another name, which must be valid. The
-// caller holds the lock.
+// rename changes the name of an instance that has no relay. name must be valid.
+// i.lock must be held.
 func (i *inst) rename(name string) error {
 	h, s, gone := i.h, *i.spec(), i.name()
 	s.Name = name
@@ -88,8 +88,8 @@ func (i *inst) rename(name string) error {
 	return err
 }
 
-// StartedOutside adopts an instance that is recorded as stopped and that was
-// started outside lull.
+// StartedOutside adopts an instance that is recorded as stopped and was started
+// outside lull.
 func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -108,12 +108,13 @@ func (h *Host) StartedOutside(ctx context.Context, ref, why string) error {
 	return i.start(ctx, byOutside, why)
 }
 
-// Observe compares an instance with its workload. An instance that was paused
-// outside lull is recorded as such: no connection wakes it, and it takes no
-// step of the ladder, until it is resumed outside lull or by a user. An
-// instance that was resumed outside lull is recorded as running. Observe never
-// blocks: if a transition is in progress, the holder of the lock observes
-// afterwards.
+// Observe compares an instance with its workload.
+//
+// If the workload was paused outside lull, that is recorded: until it is resumed
+// outside lull or by a user, no connection wakes it and it takes no step of the
+// ladder. If it was resumed outside lull, the instance is recorded as running.
+// Observe does not block. If a transition is in progress, the comparison happens
+// after it.
 func (h *Host) Observe(ref, why string) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -127,7 +128,7 @@ func (h *Host) Observe(ref, why string) error {
 	return nil
 }
 
-// serveObserve does the work of Observe under the lock.
+// serveObserve does the work of Observe. i.lock must be held.
 func (i *inst) serveObserve(why string) {
 	w := i.workload()
 	if w == nil {
@@ -164,8 +165,8 @@ func (i *inst) follow(still bool, why string) error {
 	return nil
 }
 
-// expectOwnPause sets until when the next pause from outside is taken for one
-// that lull requested, and undone. Zero means that none is expected.
+// expectOwnPause sets until when a pause from outside counts as one that lull has
+// requested, which is undone. Zero means that none is expected.
 func (i *inst) expectOwnPause(until time.Time) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -188,7 +189,7 @@ func (i *inst) pausedOutside(why string) error {
 		r.PauseCount++
 	})
 	if err != nil {
-		i.h.due.Set(i.due, now) // repair thaws it
+		i.h.due.Set(i.due, now) // repair will thaw it
 		return err
 	}
 	if i.gate != nil {
@@ -206,7 +207,7 @@ func (i *inst) pausedByOthers() bool {
 	return i.heldOutsideLocked()
 }
 
-// heldOutsideLocked is pausedByOthers for a caller that holds i.mu.
+// heldOutsideLocked is pausedByOthers for callers that hold i.mu.
 func (i *inst) heldOutsideLocked() bool {
 	return i.rec.State.Asleep() && i.rec.PausedBy == byOutside
 }

@@ -16,8 +16,8 @@ import (
 )
 
 // TestRenamedOutside checks that an instance takes its container's new name
-// everywhere and across a restart, and that its old name is free. A name that
-// is taken changes nothing.
+// everywhere, also after a restart of the daemon, and that the old name becomes
+// free. A name that is taken must not change anything.
 func TestRenamedOutside(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		ctx := context.Background()
@@ -57,9 +57,9 @@ func TestRenamedOutside(t *testing.T) {
 	})
 }
 
-// TestOwnPauseComesLate checks that a pause that another daemon carries out
-// long after lull gave it up does not stay: no connection would end it. The
-// next pause from outside is a user's.
+// TestOwnPauseComesLate checks that a pause is undone that another daemon carries
+// out long after lull has stopped waiting for it, because no connection would end
+// that pause. The next pause from outside is a user's.
 func TestOwnPauseComesLate(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		never := idle.Duration(0)

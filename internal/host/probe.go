@@ -16,18 +16,18 @@ import (
 	"lull/internal/relay"
 )
 
-// Actors, as in records and events.
+// Actors in records and events.
 const (
 	byIdle       = "idle_timeout"
 	ByManual     = "manual"
 	byConnection = "connection"
 	byRestart    = "restart"
 	stopAfter    = "stop_after"
-	besideSignal = "exec" // the block because a command runs inside the instance
+	besideSignal = "exec" // signal of the block while a command runs inside the instance
 )
 
-// probeEvery returns the probe interval of a running instance. It is shorter
-// than the default only if the instance would be paused sooner than that.
+// probeEvery returns the probe interval of a running instance. It is shorter than
+// the default only if the instance could be paused sooner than that.
 func (i *inst) probeEvery() time.Duration {
 	d := i.h.cfg.Probe
 	if p := i.pauseAfter(); p > 0 {
@@ -50,7 +50,7 @@ func (i *inst) stopAfter() time.Duration {
 	return i.h.cfg.StopAfter
 }
 
-// policy returns the engine's policy for this instance.
+// policy returns the idle policy of this instance for the engine.
 func (i *inst) policy() idle.Policy {
 	p := idle.Policy{Name: i.spec().IdlePolicy, Timeout: idle.Duration(i.pauseAfter()),
 		CheckInterval: idle.Duration(i.h.cfg.Probe), Detection: true, AutoPause: true, Action: "pause"}
@@ -69,16 +69,18 @@ func (i *inst) policy() idle.Policy {
 	return p
 }
 
-// decide samples the workload and judges it. If only connections that may have come
-// and gone between two samples could prevent a pause, or if it cannot be found out at
-// the next check, it finds out whether there were any. Otherwise they count in v but
-// not in sure, which is the verdict about what is known.
+// decide samples the workload and returns two verdicts: v counts connections that
+// may have come and gone between two samples as activity, and sure does not.
+//
+// Finding out whether there were such connections is expensive. decide does that
+// only if nothing else prevents a pause, or if the kernel would forget them before
+// the next check. Then both verdicts are the same.
 func (i *inst) decide(w Workload) (v, sure idle.Verdict) {
 	e, unseen := i.sample(w)
 	until := time.Time{}
 	if unseen != nil && unseen.Until.After(e.LastActivityAt) {
 		sure = idle.Decide(i.h.Now(), i.policy(), e)
-		last := !unseen.Forgotten.IsZero() && !i.h.Now().Add(i.h.cfg.Probe*5/4).Before(unseen.Forgotten) // checks are jittered
+		last := !unseen.Forgotten.IsZero() && !i.h.Now().Add(i.h.cfg.Probe*5/4).Before(unseen.Forgotten) // the interval of checks varies
 		if sure.Eligible || last {
 			i.recall(&e, unseen)
 			unseen = nil
@@ -96,7 +98,7 @@ func (i *inst) decide(w Workload) (v, sure idle.Verdict) {
 	return v, sure
 }
 
-// recall finds out when the newest connection ended that no sample has seen.
+// recall adds to e when the newest connection ended that no sample has seen.
 func (i *inst) recall(e *idle.Evidence, unseen *instance.Unseen) {
 	i.mu.Lock()
 	own := slices.Clone(i.custom.own)
@@ -111,9 +113,9 @@ func (i *inst) recall(e *idle.Evidence, unseen *instance.Unseen) {
 	}
 }
 
-// sample samples the workload and turns it into evidence, without the connections
-// that it may not have seen. Deltas are measured from the base sample, which only
-// advance moves.
+// sample samples the workload and returns the evidence. Connections that it may
+// have missed are returned separately. Deltas are measured from the base sample,
+// which only advance replaces.
 func (i *inst) sample(w Workload) (idle.Evidence, *instance.Unseen) {
 	i.mu.Lock()
 	ports, quiet := i.rec.Endpoints, time.Duration(i.spec().QuietConnectionAfter)
@@ -136,7 +138,7 @@ func (i *inst) sample(w Workload) (idle.Evidence, *instance.Unseen) {
 		i.seen.base = s
 	}
 	unseen := s.Unseen
-	s.Unseen = nil // it belongs to this sample alone
+	s.Unseen = nil // it applies to this sample only
 	i.seen.last = s
 	i.seen.unheard = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
 	i.seen.readings = i.h.cfg.Thresholds.Readings(i.seen.base, s, time.Duration(i.spec().QuietConnectionAfter), now)
@@ -151,7 +153,8 @@ func (i *inst) sample(w Workload) (idle.Evidence, *instance.Unseen) {
 	return e, unseen
 }
 
-// evidenceLocked returns the evidence that needs no sample of the workload.
+// evidenceLocked returns the evidence that does not depend on a sample. i.mu must
+// be held.
 func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	r := &i.rec
 	e := idle.Evidence{Status: string(r.State), Running: r.State == power.Running || r.State == power.Pausing,
@@ -199,9 +202,9 @@ func upperFirst(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 // resume.
 const NothingWakes idle.Code = "nothing_wakes"
 
-// nothingWakesLocked blocks the idle pause of an instance that nothing could
-// wake: it has no exposed port, no socket that accepts clients, and nothing
-// due. An explicit pause-after overrides the block. i.mu is held.
+// nothingWakesLocked returns a block of the idle pause if nothing could wake the
+// instance: it has no exposed port, no socket that accepts clients, and no timer.
+// An explicit pause-after overrides that. i.mu must be held.
 func (i *inst) nothingWakesLocked() *idle.Block {
 	s := i.spec()
 	timer, _ := i.nextTimerLocked()
@@ -211,7 +214,7 @@ func (i *inst) nothingWakesLocked() *idle.Block {
 	return &idle.Block{Code: NothingWakes, Sentence: "Nothing could wake it once it is paused: it exposes no port, listens on no socket and has nothing due."}
 }
 
-// judge asks the engine for a verdict and stores it.
+// judge asks the engine for a verdict on e and stores it.
 func (i *inst) judge(e idle.Evidence) idle.Verdict {
 	d := evidence.Decide(i.h.Now(), i.policy(), e)
 	i.mu.Lock()
@@ -227,15 +230,15 @@ func (i *inst) judge(e idle.Evidence) idle.Verdict {
 	return d.Verdict
 }
 
-// check handles a deadline: it probes, decides, acts, and sets the next
-// deadline. It calls yield before anything that may take long.
+// check handles an instance's deadline: it samples the instance, decides, acts, and
+// sets the next deadline. It calls yield before anything that may take long.
 func (h *Host) check(i *inst, yield func()) {
 	if !i.tryAcquire() {
 		h.due.Set(i.due, h.Now().Add(20*time.Millisecond))
 		return
 	}
 	defer i.release()
-	if i.state() != power.Running || i.rt.Capabilities().Network { // a guest answers readings when it likes
+	if i.state() != power.Running || i.rt.Capabilities().Network { // a guest may take long to answer
 		yield()
 	}
 	i.serve()
@@ -253,7 +256,7 @@ func (h *Host) check(i *inst, yield func()) {
 
 func (i *inst) checkRunning(yield func()) {
 	w := i.workload()
-	if w == nil || i.probing() { // the end of the round checks it again
+	if w == nil || i.probing() { // the end of the round causes another check
 		return
 	}
 	i.passTimers()
@@ -273,7 +276,7 @@ func (i *inst) checkRunning(yield func()) {
 	if sure.LastActivityAt != nil {
 		i.mu.Lock()
 		if sure.LastActivityAt.After(i.rec.LastActivityAt) {
-			i.rec.LastActivityAt = *sure.LastActivityAt // written with the next real change
+			i.rec.LastActivityAt = *sure.LastActivityAt // written to disk with the next other change
 		}
 		i.mu.Unlock()
 	}
@@ -304,7 +307,7 @@ func (i *inst) checkRunning(yield func()) {
 	i.h.due.Set(i.due, next)
 }
 
-// noteTrouble publishes when something begins or ceases to keep a workload from
+// noteTrouble publishes when a fault begins or ends that keeps a workload from
 // working.
 func (i *inst) noteTrouble(w Workload) {
 	t, ok := w.(instance.Troubled)
@@ -326,7 +329,7 @@ func (i *inst) noteTrouble(w Workload) {
 	}
 }
 
-// advance starts the next window when the present one is long enough.
+// advance makes the last sample the base if the window has become long enough.
 func (i *inst) advance() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -341,8 +344,9 @@ func (i *inst) workload() Workload {
 	return i.proc.work
 }
 
-// setBusy sets the number of the workload's connections that report work in
-// progress. A message read after the freeze was sent before it, so it wakes.
+// setBusy sets the number of connections on which the workload reports work in
+// progress. If the instance is paused, it is woken, because the message was sent
+// before the freeze.
 func (i *inst) setBusy(n int) {
 	i.mu.Lock()
 	i.says.busy += n

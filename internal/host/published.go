@@ -11,29 +11,34 @@ import (
 	"lull/internal/core/power"
 )
 
-// The ports of an instance on a runtime that is an instance.PortHolder are published
-// by another program, such as Docker. Before lull stops such an instance, it makes
-// new clients of its ports wait, and the first one starts it again. If lull can not,
-// the instance stays paused: nothing is stopped that a client could not start.
+// An instance whose runtime is an instance.PortHolder has ports that another
+// program publishes, such as Docker. Before lull stops such an instance, it makes
+// new clients of the ports wait; the first one starts the instance again. If lull
+// cannot do that, the instance stays paused, because a client could not start it.
 
 // Intervals between attempts to hold ports.
 const (
 	holdAgain   = time.Minute // before a stop
-	holdOverdue = time.Second // of an instance that is stopped
+	holdOverdue = time.Second // while an instance is stopped
 )
 
-// holdPorts makes new clients of the published ports wait. The caller holds the lock.
+// holdPorts makes new clients of the published ports wait, and calls wake for the
+// first one. i.lock must be held.
 func (i *inst) holdPorts(p instance.PortHolder, wake func(string)) error {
 	ctx, cancel := context.WithTimeout(i.h.ctx, keepLimit)
 	defer cancel()
 	return p.HoldPorts(ctx, i.id, i.spec().Image, wake)
 }
 
-// mayStop holds the published ports of a paused instance before it is stopped
-// automatically, or returns why it stays paused. One without ports is stopped if
-// another instance wakes it. It is not stopped while a dependent is awake or another
-// member of its group is in use, which may connect to it without the published ports:
-// that wakes a paused one and does not start a stopped one. The caller holds the lock.
+// mayStop holds the published ports of a paused instance that is about to be
+// stopped automatically. If it fails, it returns why the instance must stay paused.
+// An instance without ports may be stopped if others wake it.
+//
+// An instance is not stopped while a dependent is awake or another member of its
+// group is in use, because those may connect to it without the published ports. Such
+// a connection wakes a paused instance, but does not start a stopped one.
+//
+// i.lock must be held.
 func (i *inst) mayStop() error {
 	p, ok := i.rt.(instance.PortHolder)
 	if !ok || !i.spec().Wakes() {
@@ -69,17 +74,18 @@ func (i *inst) staysPaused(err error, again time.Duration) error {
 	return err
 }
 
-// wakes reports whether others wake i when they are woken.
+// wakes reports whether another instance, a dependent or a member of i's group,
+// wakes i.
 func (d *related) wakes(i *inst) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.needing[i.name()]) > 0 || len(d.members[i.spec().Group]) > 1
 }
 
-// holdAtRest is rest for an instance with published ports. The caller holds the lock.
+// holdAtRest is rest for an instance with published ports. i.lock must be held.
 func (i *inst) holdAtRest(p instance.PortHolder) {
 	switch {
-	case i.turn.again: // it is started next
+	case i.turn.again: // a start follows
 		return
 	case i.unwakeable() != "":
 		p.ReleasePorts(i.id)
@@ -90,7 +96,7 @@ func (i *inst) holdAtRest(p instance.PortHolder) {
 		return
 	}
 	if !i.loops.holding.CompareAndSwap(false, true) {
-		return // another retry is in progress
+		return // another goroutine already retries
 	}
 	i.h.log.Error("connections to a stopped instance are refused", "instance", i.name(), "err", err)
 	i.emit("handoff_failed", "", err.Error())

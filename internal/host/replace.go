@@ -9,15 +9,15 @@ import (
 	"lull/internal/core/power"
 )
 
-// asideSuffix marks the name of an instance while its replacement starts. If
-// the daemon is killed during that, the instance remains, stopped, under that
+// asideSuffix is appended to the name of an instance while its replacement starts.
+// If the daemon is killed meanwhile, the instance remains, stopped, under that
 // name.
 const asideSuffix = ".before"
 
-// Replace creates an instance with the name of an existing one and starts it.
-// The earlier one is stopped first, because both may need the same ports, and
-// removed once the new one runs. If that fails, the earlier one is restored,
-// with its container's changes, and started again if it was not stopped.
+// Replace creates an instance with the name of an existing one and starts it. It
+// first stops the existing one, because both may need the same ports, and removes
+// it once the new one runs. If the new one fails, the existing one is restored with
+// its files, and started again unless it was stopped before.
 func (h *Host) Replace(ctx context.Context, s instance.Spec) (id string, err error) {
 	old, err := h.find(s.Name)
 	if err != nil {
@@ -27,7 +27,7 @@ func (h *Host) Replace(ctx context.Context, s instance.Spec) (id string, err err
 		return "", old.notOurs("replace")
 	}
 	aside := s.Name[:min(len(s.Name), instance.MaxName-len(asideSuffix))] + asideSuffix
-	if _, err := h.checkNew(&s); err != nil { // before anything is stopped
+	if _, err := h.checkNew(&s); err != nil { // must precede the stop
 		return "", err
 	}
 	if err := h.nameIsFree(aside, "replace "+s.Name+" through"); err != nil {
@@ -47,7 +47,7 @@ func (h *Host) Replace(ctx context.Context, s instance.Spec) (id string, err err
 		}
 	}
 	refused, is := errors.AsType[*RefusedError](err)
-	overtaken := is && refused.Overtaken // a user has stopped or removed the new one
+	overtaken := is && refused.Overtaken // a user has stopped or removed the new instance
 	if err == nil || overtaken {
 		if derr := h.Delete(ctx, old.id, ByManual); derr != nil {
 			err = errors.Join(err, fmt.Errorf("cannot remove the earlier %s, which is kept as %s: %w", s.Name, old.name(), derr))
@@ -60,7 +60,8 @@ func (h *Host) Replace(ctx context.Context, s instance.Spec) (id string, err err
 	return "", fmt.Errorf("cannot replace %s, which is as it was before: %w", s.Name, err)
 }
 
-// setAside frees the ports of a stopped instance, and its name for another one.
+// setAside gives a stopped instance another name and closes its relay's ports, so
+// that its replacement can have both.
 func (i *inst) setAside(ctx context.Context, name string) error {
 	if err := i.acquireCtx(ctx); err != nil {
 		return err
@@ -73,7 +74,7 @@ func (i *inst) setAside(ctx context.Context, name string) error {
 	return i.rename(name)
 }
 
-// putBack undoes setAside, and starts i again if it was not stopped.
+// putBack undoes setAside, and starts i again unless it was stopped before.
 func (i *inst) putBack(ctx context.Context, was *instance.Record) error {
 	if err := i.acquireCtx(ctx); err != nil {
 		return err

@@ -13,19 +13,20 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// unstartable is a runtime whose programs do not start.
+// unstartable is a runtime whose programs fail to start.
 type unstartable struct{ Runtime }
 
 func (unstartable) Start(context.Context, instance.Launch) (instance.Workload, error) {
 	return nil, errors.New("no such program")
 }
 
-// TestReplace replaces an instance in each state, with one that starts, one that
-// does not, and one that is refused. If it fails, the earlier one is as it was.
+// TestReplace replaces an instance in each state with one that starts, one that
+// does not, and one that is refused. It checks that after a failure the existing
+// instance is as before.
 func TestReplace(t *testing.T) {
 	states := map[string]struct {
 		bring       func(r *rig, id string) error
-		after, fail power.Instance // what the old one is in the end, if the new one is refused, or does not start
+		after, fail power.Instance // states of the existing instance at the end, if the new one is refused or does not start
 	}{
 		"running": {func(*rig, string) error { return nil }, power.Running, power.Running},
 		"paused":  {func(r *rig, id string) error { return r.Pause(r.ctx, id, ByManual, true) }, power.Paused, power.Running},
@@ -59,7 +60,7 @@ func TestReplace(t *testing.T) {
 					if _, err := r.Replace(r.ctx, spec(func(s *instance.Spec) { s.Runtime = "broken" })); err == nil {
 						t.Error("it started")
 					}
-					time.Sleep(time.Minute) // it is started again by itself, if at all
+					time.Sleep(time.Minute) // long enough for any automatic start
 					synctest.Wait()
 					if o := r.is("a", c.fail); o.ID != id || o.Enabled != enabled || o.Runtime != "process" {
 						t.Errorf("a failed start left %+v", o)

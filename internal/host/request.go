@@ -13,28 +13,28 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// byMemory is the actor when an instance is pushed down because another needs
-// its memory.
+// byMemory is the actor of a step of the ladder taken because another instance
+// needs the memory.
 const byMemory = "memory"
 
-// unservedEvery is the minimum interval between published refusals of one
-// instance for lack of room.
+// unservedEvery is the minimum interval between published refusals of the same
+// request of an instance for lack of memory.
 const unservedEvery = time.Minute
 
-// call is a request concerning an instance, with what it needs to queue for
-// admission and for the lock.
+// call is a request for an instance that may have to wait for admission and for the
+// lock.
 type call struct {
 	what   string // start, wake or stop
 	by     string
 	client bool // a client waits for it
-	// may returns why the request no longer applies to the instance; nil if it
-	// does. A nil may always applies. It is called under the room's mu.
+	// may returns why the request no longer applies, or nil. A nil may means that
+	// the request always applies. It is called with the lock of the room held.
 	may func() error
-	off *string // the instance's off when the request was made; set by enter
+	off *string // value of the instance's off when the request was made; set by enter
 }
 
-// over returns why c no longer applies: a user has stopped or removed the
-// instance since, or its own condition fails.
+// over returns why c no longer applies, or nil: a user has stopped or removed the
+// instance since, or c.may fails.
 func (c *call) over(i *inst) error {
 	off := i.requests.off.Load()
 	switch {
@@ -51,15 +51,16 @@ func (c *call) over(i *inst) error {
 // BusyError means that a start or wake timed out in the admission queue.
 type BusyError = admission.BusyError
 
-// fromRoom reports whether err is from admission, or from a user who canceled a
-// start or wake. enter has already published it.
+// fromRoom reports whether err is a refusal by admission or a cancellation by a
+// user. enter has already published such an error.
 func fromRoom(err error) bool {
 	var busy *BusyError
 	var refused *RefusedError
 	return errors.As(err, &busy) || errors.As(err, &refused)
 }
 
-// upward returns the operation that brings i up from its present state.
+// upward returns the operation that makes i run from its current state: start or
+// wake.
 func (i *inst) upward() string {
 	if i.state() == power.Stopped {
 		return "start"
@@ -67,8 +68,8 @@ func (i *inst) upward() string {
 	return "wake"
 }
 
-// unserved publishes that c was refused by admission. The reason stays in i's
-// status until i's state changes.
+// unserved publishes that admission has refused c. The reason stays in i's status
+// until i's state changes.
 func (i *inst) unserved(c call, cause string) {
 	if c.what == "stop" {
 		return
@@ -89,9 +90,9 @@ func (i *inst) unserved(c call, cause string) {
 	i.h.log.Warn("no room to run", "instance", i.name(), "by", c.by, "reason", cause)
 }
 
-// enter takes the lock of i once i is admitted for a start or wake. If a user
-// stops i while c waits, i is not started, because c came before the stop. If i
-// still sleeps it may be woken; the stop follows.
+// enter waits until i is admitted for a start or wake, and takes i.lock. If a user
+// stops i while c waits, c is refused, unless i still sleeps: then it may be woken,
+// and the stop follows.
 func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err error) {
 	c.off = i.requests.off.Load()
 	for {
@@ -115,7 +116,7 @@ func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err er
 		if l.Covers(h.room.Needs(i)) {
 			return func() { i.release(); l.End() }, nil
 		}
-		i.release() // it has gone to a deeper sleep in between
+		i.release() // it has gone deeper meanwhile and needs more
 		l.End()
 	}
 }
@@ -133,18 +134,20 @@ func (h *Host) admit(ctx context.Context, i *inst, c call) (*admission.Leave, er
 	case errors.As(err, &large):
 		i.unserved(c, large.Error())
 		return nil, &RefusedError{Name: i.name(), What: c.what, Reason: large.Error()}
-	case errors.As(err, &busy) && ctx.Err() == nil && h.ctx.Err() == nil: // otherwise no caller needs the answer anymore
+	case errors.As(err, &busy) && ctx.Err() == nil && h.ctx.Err() == nil: // otherwise the caller no longer waits
 		i.unserved(c, busy.Cause())
 	}
 	return l, err
 }
 
-// callOff cancels every pending start and wake of i. why is a sentence about i.
+// callOff cancels all pending starts and wakes of i. why is a sentence about i for
+// their errors.
 func (h *Host) callOff(i *inst, why string) {
 	h.room.Recheck(func() { i.requests.off.Store(&why) })
 }
 
-// Capacity returns the memory and boot slots of this host and their queue.
+// Capacity returns the free memory and boot slots of this host, and the queue for
+// them.
 func (h *Host) Capacity() hostctl.Capacity { return h.room.Status() }
 
 // Size implements admission.Instance.
@@ -189,8 +192,8 @@ func (i *inst) Sleeper() (s admit.Sleeper, ok bool) {
 	return s, true
 }
 
-// yields reports whether i may be pushed down for another: it sleeps, its
-// memory counts, and nothing holds it.
+// yields reports whether i may be moved to a deeper state for another instance: it
+// sleeps, its memory counts, and neither a lease nor a snooze holds it.
 func (i *inst) yields() bool {
 	now := i.h.Now()
 	if i.size == 0 || i.rt.Capabilities().Shared || i.requests.wanted.Load() != nil {
@@ -205,7 +208,7 @@ func (i *inst) yields() bool {
 // PushDown implements admission.Instance.
 func (i *inst) PushDown(to power.Instance) bool {
 	if !i.tryAcquire() {
-		return false // the lock is taken, which counts as use
+		return false // the instance is in a transition, which counts as use
 	}
 	defer i.release()
 	i.serve()

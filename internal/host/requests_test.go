@@ -12,8 +12,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// An unanswered request is work, however long its connection has been quiet.
-// Once it is answered, the quiet connection is ignored again.
+// TestPendingRequestHolds checks that an unanswered request keeps an instance
+// awake, however long its connection has been quiet, and that the quiet connection
+// is ignored again once the request is answered.
 func TestPendingRequestHolds(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", func(s *instance.Spec) {
@@ -36,9 +37,9 @@ func TestPendingRequestHolds(t *testing.T) {
 	})
 }
 
-// With quiet-connection-after, an idle outbound connection does not keep the
-// instance awake. Without that setting, or with an unanswered request, it does,
-// and no time of a pause is announced.
+// TestOutboundConnections checks that an idle outbound connection keeps the
+// instance awake without quiet-connection-after, and not with it. An unanswered
+// request always does, and then no time for a pause is announced.
 func TestOutboundConnections(t *testing.T) {
 	for name, row := range map[string]struct {
 		quiet     time.Duration
@@ -70,8 +71,9 @@ func TestOutboundConnections(t *testing.T) {
 	}
 }
 
-// A sleeping instance wakes on a connection if it exposes a port or has its own
-// listening socket, as containers and unix-socket servers do.
+// TestWakesOnConnection checks that a connection wakes a sleeping instance if it
+// exposes a port or has a listening socket of its own, as containers and servers on
+// unix sockets do.
 func TestWakesOnConnection(t *testing.T) {
 	for name, row := range map[string]struct {
 		deaf, exposes, want bool
@@ -93,9 +95,9 @@ func TestWakesOnConnection(t *testing.T) {
 	}
 }
 
-// An instance that a connection wakes from paused, and does not start once lull
-// has stopped it, says why: in its status, and in why while it is paused and once
-// it is stopped.
+// TestWhyNoConnectionStarts checks that an instance that connections wake from a
+// pause but do not start after a stop says so: in its status, and in why both while
+// it is paused and once it is stopped.
 func TestWhyNoConnectionStarts(t *testing.T) {
 	for name, row := range map[string]struct {
 		silent, forbidden, stays bool
@@ -143,7 +145,8 @@ func TestWhyNoConnectionStarts(t *testing.T) {
 	}
 }
 
-// A name is found in any case: container names may have capitals.
+// TestNamesWithCapitals checks that a name is found whatever its case, because
+// names of containers may have capitals.
 func TestNamesWithCapitals(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("web_1", nil)

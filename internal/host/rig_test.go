@@ -15,15 +15,15 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// rig is a complete host on a simulated machine in a bubble.
+// rig is a complete host on a simulated machine, in a synctest bubble.
 type rig struct {
 	*Host
 	t      *testing.T
 	k      *hosttest.Kernel
 	disk   *hosttest.Disk
-	daemon *hosttest.Session // output of the present daemon
+	daemon *hosttest.Session // the current daemon's access to the disk
 	gates  map[string]*hosttest.Gate
-	tune   func(*Config) // adjusts the next daemon's configuration; may be nil
+	tune   func(*Config) // changes the configuration of each new daemon; may be nil
 	end    context.CancelFunc
 	done   chan error
 }
@@ -50,14 +50,14 @@ func inTuned(t *testing.T, tune func(*Config), f func(r *rig)) {
 	})
 }
 
-// boot starts a daemon over the present disk and kernel state.
+// boot starts a daemon with the current state of disk and kernel.
 func (r *rig) boot() {
 	if err := r.bootFaulty(); err != nil {
 		r.t.Errorf("load: %v", err)
 	}
 }
 
-// bootFaulty is boot for a daemon that may fail to adopt everything.
+// bootFaulty is boot for a daemon that may fail to adopt some instances.
 func (r *rig) bootFaulty() error {
 	r.daemon = &hosttest.Session{Disk: r.disk}
 	c := Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]Runtime{"process": r.k},
@@ -96,13 +96,13 @@ func (r *rig) shut() {
 	}
 }
 
-// crash kills the daemon: nothing is thawed, nothing is written.
+// crash kills the daemon. It neither thaws nor writes anything.
 func (r *rig) crash() {
 	r.k.SetOnExit(nil)
 	r.daemon.Dead.Store(true)
 	for _, i := range r.all() {
 		i.mu.Lock()
-		i.proc.frozen, i.proc.guard = false, nil // so that the end of Run touches nothing
+		i.proc.frozen, i.proc.guard = false, nil // keeps the end of Run from thawing anything
 		i.mu.Unlock()
 	}
 	r.end()
@@ -135,7 +135,8 @@ func (r *rig) is(name string, want power.Instance) hostctl.Instance {
 	return o
 }
 
-// happenings returns the actors and reasons of an instance's events of one kind.
+// happenings returns the actor and reason of each of an instance's events of one
+// kind.
 func (r *rig) happenings(name, kind string) (out []string) {
 	synctest.Wait()
 	events, _, _ := r.events.Since(0)

@@ -24,8 +24,8 @@ import (
 
 const mib = 1 << 20
 
-// inRoom runs f on a host for guests with that much memory and that many boot
-// slots.
+// inRoom runs f on a host for guests, with the given memory in bytes and number of
+// boot slots.
 func inRoom(t *testing.T, memory int64, places int, f func(r *rig)) {
 	t.Helper()
 	inTuned(t, func(c *Config) { c.Memory, c.Places = memory*mib, places }, func(r *rig) {
@@ -38,7 +38,8 @@ func inRoom(t *testing.T, memory int64, places int, f func(r *rig)) {
 	})
 }
 
-// small is a guest of 100 MiB that only others push down.
+// small gives a spec a guest of 100 MiB that goes deeper only if others need its
+// memory.
 func small(s *instance.Spec) { guestOf(s, 100) }
 
 func guestOf(s *instance.Spec, memory int64) {
@@ -47,9 +48,9 @@ func guestOf(s *instance.Spec, memory int64) {
 	s.Expose = s.Expose[:1]
 }
 
-// TestRoomPushesDown checks that memory is taken from sleeping instances, the
-// least recently used first and no more than needed. An instance that runs or
-// is held keeps its memory.
+// TestRoomPushesDown checks that memory is taken from sleeping instances, from the
+// least recently used first and no more than needed, and that an instance that runs
+// or is held keeps its memory.
 func TestRoomPushesDown(t *testing.T) {
 	inRoom(t, 450, 2, func(r *rig) {
 		r.k.Frees = 60 * mib
@@ -66,7 +67,7 @@ func TestRoomPushesDown(t *testing.T) {
 			r.is(name, power.Paused)
 		}
 		r.lease("held", "x", time.Hour)
-		r.k.Connect(c) // a connection that keeps it running
+		r.k.Connect(c) // keeps it running
 		r.run("d", small)
 		r.is("d", power.Running)
 		r.is("a", power.Reclaimed) // 60 freed plus the 50 available were enough
@@ -81,7 +82,7 @@ func TestRoomPushesDown(t *testing.T) {
 		if n := r.k.Held(); n > 450*mib {
 			t.Errorf("%d MiB are held", n/mib)
 		}
-		// Every client of an instance that was pushed down is served.
+		// Clients of instances that gave up their memory are served.
 		time.Sleep(2 * time.Minute) // d and e sleep too
 		for _, id := range []string{a, b} {
 			cl := r.k.Connect(id)
@@ -98,9 +99,9 @@ func TestRoomPushesDown(t *testing.T) {
 	})
 }
 
-// TestRoomWaits checks that a start with no instance to push down waits,
-// reports its place in the queue, and continues as soon as there is room, or
-// fails at its deadline.
+// TestRoomWaits checks that a start for which there is no memory and no instance to
+// take it from waits, reports its place in the queue, and continues once there is
+// memory or fails at its deadline.
 func TestRoomWaits(t *testing.T) {
 	inRoom(t, 250, 0, func(r *rig) {
 		a := r.run("a", small)
@@ -129,7 +130,7 @@ func TestRoomWaits(t *testing.T) {
 		if err != nil || y.Fact(why.Waiting.Code) == nil || y.Instance.Waiting.Place != 1 || !strings.Contains(y.Answer, instance.Bytes(100*mib)) {
 			t.Errorf("why: %s, %v", y.Answer, err)
 		}
-		if err := r.Hold(r.ctx, "b", idle.Lease{Holder: "x"}, time.Second); err != nil { // the wait blocks nothing else
+		if err := r.Hold(r.ctx, "b", idle.Lease{Holder: "x"}, time.Second); err != nil { // other requests are not blocked meanwhile
 			t.Error(err)
 		}
 		time.Sleep(5 * time.Second)
@@ -157,8 +158,9 @@ func TestRoomWaits(t *testing.T) {
 	})
 }
 
-// TestRoomPlaces checks that restores from disk never exceed the boot slots,
-// while an instance that only needs a thaw does not wait.
+// TestRoomPlaces checks that the number of concurrent restores from disk never
+// exceeds the boot slots, and that an instance that only needs a thaw does not
+// wait.
 func TestRoomPlaces(t *testing.T) {
 	inRoom(t, 0, 3, func(r *rig) {
 		r.k.Restore = time.Second
@@ -201,8 +203,8 @@ func TestRoomPlaces(t *testing.T) {
 	})
 }
 
-// TestRoomClientsFirst checks that starts with a waiting client precede those
-// without, in the order of their arrival.
+// TestRoomClientsFirst checks that starts for which a client waits come before the
+// others, each in the order of arrival.
 func TestRoomClientsFirst(t *testing.T) {
 	inRoom(t, 0, 1, func(r *rig) {
 		r.k.Restore = time.Second
@@ -228,7 +230,7 @@ func TestRoomClientsFirst(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		ask("g0", ByManual) // has the slot
+		ask("g0", ByManual) // gets the slot
 		ask("g1", "restart")
 		ask("g2", "restart")
 		ask("g3", ByManual)
@@ -241,7 +243,7 @@ func TestRoomClientsFirst(t *testing.T) {
 }
 
 // TestRoomStops checks that a user's stop works whatever waits, and that an
-// instance that waits for room can be stopped and removed.
+// instance that waits for memory can be stopped and removed.
 func TestRoomStops(t *testing.T) {
 	inRoom(t, 150, 1, func(r *rig) {
 		a := r.run("a", small)
@@ -267,9 +269,8 @@ func TestRoomStops(t *testing.T) {
 	})
 }
 
-// TestRoomCalledOff checks that a user's stop or removal at once cancels every
-// pending request that would bring the instance up, and that none of them is
-// carried out later.
+// TestRoomCalledOff checks that a user's stop or removal immediately cancels all
+// pending starts and wakes of the instance, and that none of them happens later.
 func TestRoomCalledOff(t *testing.T) {
 	asks := map[string]func(r *rig) chan error{
 		"start by a user": func(r *rig) chan error {
@@ -322,14 +323,14 @@ func TestRoomCalledOff(t *testing.T) {
 						t.Errorf("%s later: %+v", time.Since(began), s)
 					}
 					busy.Close()
-					time.Sleep(5 * time.Minute) // there is room now
+					time.Sleep(5 * time.Minute) // by now there is memory
 					if ended == "rm" {
 						return
 					}
 					if o := r.is("g", power.Stopped); o.Waiting != nil || o.RestartAt != nil || o.Enabled != (ended == "stop") {
 						t.Errorf("afterwards: %+v", o)
 					}
-					if err := r.Start(r.ctx, "g", ByManual); err != nil { // which is another request
+					if err := r.Start(r.ctx, "g", ByManual); err != nil { // a new request, made after the stop
 						t.Error(err)
 					}
 					if o := r.is("g", power.Running); !o.Enabled {
@@ -341,9 +342,8 @@ func TestRoomCalledOff(t *testing.T) {
 	}
 }
 
-// TestRoomCallsOffWakes checks that pending wakes of a sleeping instance are
-// canceled too, and that a client that comes during the stop does not wait in
-// vain.
+// TestRoomCallsOffWakes checks that a stop also cancels pending wakes of a sleeping
+// instance, and that a client that comes during the stop gets an answer.
 func TestRoomCallsOffWakes(t *testing.T) {
 	inRoom(t, 150, 1, func(r *rig) {
 		g := r.run("g", small)
@@ -353,12 +353,12 @@ func TestRoomCallsOffWakes(t *testing.T) {
 		r.is("g", power.Hibernated)
 		resumed := make(chan error, 1)
 		go func() { resumed <- r.Resume(context.Background(), "g", ByManual) }()
-		held.Send() // wakeLater
+		held.Send() // requests a wake that waits (wakeLater)
 		if o := r.is("g", power.Hibernated); o.Waiting == nil || r.Capacity().Waiting != 2 {
 			t.Fatalf("%d wait: %+v", r.Capacity().Waiting, o)
 		}
 		stopped := make(chan error, 1)
-		go func() { stopped <- r.Stop(context.Background(), "g", ByManual, false) }() // waits itself, to restore it
+		go func() { stopped <- r.Stop(context.Background(), "g", ByManual, false) }() // waits too, to restore the guest
 		synctest.Wait()
 		var no *RefusedError
 		if err := <-resumed; !errors.As(err, &no) || !no.Overtaken {
@@ -383,8 +383,8 @@ func TestRoomCallsOffWakes(t *testing.T) {
 	})
 }
 
-// TestRoomStartsAgainstStops checks that, in any order of starts and stops, the
-// last stop that is answered before a later start takes effect.
+// TestRoomStartsAgainstStops checks that, in any order of starts and stops, a stop
+// takes effect unless a start was requested after it was answered.
 func TestRoomStartsAgainstStops(t *testing.T) {
 	inRoom(t, 250, 1, func(r *rig) {
 		r.k.Connect(r.run("a", small))
@@ -395,7 +395,7 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 		var wg sync.WaitGroup
 		for range count(t, "LULL_ROOM_STOPS", 100) {
 			for _, name := range []string{"g", "h"} {
-				wg.Go(func() { _ = r.Start(context.Background(), name, ByManual) }) // refused or carried out, depending on the order
+				wg.Go(func() { _ = r.Start(context.Background(), name, ByManual) }) // succeeds or is refused, depending on the order
 				wg.Go(func() {
 					if err := r.Stop(context.Background(), name, ByManual, rand.IntN(2) == 0); err != nil {
 						t.Errorf("stop: %v", err)
@@ -422,10 +422,9 @@ func TestRoomStartsAgainstStops(t *testing.T) {
 	})
 }
 
-// TestRoomTellsWhatItRefuses checks that a start or wake that finds no room is
-// an event, is counted, and is the instance's status reason until something
-// else happens to it, even across a restart. Repeated refusals are not
-// published each time.
+// TestRoomTellsWhatItRefuses checks that a refused start or wake is an event, is
+// counted, and is the instance's status reason until its state changes, also after
+// a restart of the daemon. Repeated refusals are not published each time.
 func TestRoomTellsWhatItRefuses(t *testing.T) {
 	inRoom(t, 250, 1, func(r *rig) {
 		r.measures(map[string]float64{"instance_events_total{start_failed}": 0})
@@ -455,7 +454,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 			t.Errorf("why, of the next daemon: %s, %v", y.Answer, err)
 		}
 
-		// Clients of a stopped instance, and of a sleeping one.
+		// Clients of a stopped instance and of a sleeping one are refused.
 		busy := r.k.Connect(r.run("a", func(s *instance.Spec) { guestOf(s, 200) }))
 		g := instance.Spec{Name: "g", Command: []string{"x"}, WakeFromStopped: new(true), Expose: []instance.Endpoint{{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}}}
 		guestOf(&g, 100)
@@ -502,7 +501,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 	})
 }
 
-// TestRoomForRestarts checks that a restart that finds no room in time is
+// TestRoomForRestarts checks that a restart that is refused for lack of memory is
 // retried until there is some.
 func TestRoomForRestarts(t *testing.T) {
 	inRoom(t, 150, 1, func(r *rig) {
@@ -519,7 +518,7 @@ func TestRoomForRestarts(t *testing.T) {
 		r.is("g", power.Running)
 		time.Sleep(30 * time.Second)
 
-		// If the budget is smaller than its memory, it does not wait.
+		// If the whole budget is less than the guest's memory, it does not retry.
 		r.crash()
 		r.tune = func(c *Config) { c.Memory, c.Places = 90*mib, 1 }
 		r.boot()
@@ -534,9 +533,9 @@ func TestRoomForRestarts(t *testing.T) {
 	})
 }
 
-// TestRoomKeepsToTheBudget runs many guests of random sizes for hours with
-// random clients. Their memory never exceeds the budget, and every client is
-// served or told that there was no room.
+// TestRoomKeepsToTheBudget runs many guests of random sizes with random clients for
+// hours. It checks that their memory never exceeds the budget, and that every
+// client is served or refused for lack of memory.
 func TestRoomKeepsToTheBudget(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -598,8 +597,8 @@ func TestRoomKeepsToTheBudget(t *testing.T) {
 	})
 }
 
-// TestRoomAvailable checks that the machine's available memory counts beside
-// the budget.
+// TestRoomAvailable checks that the machine's available memory limits starts as the
+// budget does.
 func TestRoomAvailable(t *testing.T) {
 	var left atomic.Int64
 	left.Store(50 * mib)
@@ -626,8 +625,8 @@ func TestRoomAvailable(t *testing.T) {
 	})
 }
 
-// TestRoomAfterRestart checks that instances brought up by an earlier daemon
-// count, and are adopted whatever the budget is now.
+// TestRoomAfterRestart checks that instances that an earlier daemon started count
+// towards the budget, and are adopted even if they exceed it.
 func TestRoomAfterRestart(t *testing.T) {
 	inRoom(t, 300, 1, func(r *rig) {
 		for _, n := range []string{"a", "b", "c"} {

@@ -11,7 +11,7 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// settling is a machine whose programs take long to write out their data.
+// settling is a machine whose programs take 5 s to write out their data.
 type settling struct{ *hosttest.Kernel }
 
 func (s settling) Start(ctx context.Context, l instance.Launch) (instance.Workload, error) {
@@ -33,7 +33,7 @@ func TestSettleHoldsNobody(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.Host.cfg.Runtimes["process"] = settling{r.k}
 		r.run("a", nil)
-		time.Sleep(62 * time.Second) // it is due after 60 s, and settles until 65 s
+		time.Sleep(62 * time.Second) // due to pause after 60 s; writes out its data until 65 s
 		synctest.Wait()
 		r.is("a", power.Running)
 		began := time.Now()

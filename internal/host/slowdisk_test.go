@@ -12,9 +12,9 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// TestWakeDoesNotWaitForDisk checks that a client that comes while the record
-// of a sleeping instance is being written is answered before the disk is, on
-// both paths. A pause and an automatic stop then do not happen.
+// TestWakeDoesNotWaitForDisk checks that a client that comes while the record of a
+// pause or an automatic stop is being written is answered before the write
+// completes, on both paths, and that the pause or stop is canceled.
 func TestWakeDoesNotWaitForDisk(t *testing.T) {
 	for _, at := range []power.Instance{power.Paused, power.Reclaimed, power.Hibernated, power.Stopping} {
 		for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
@@ -71,10 +71,10 @@ func TestWakeDoesNotWaitForDisk(t *testing.T) {
 	}
 }
 
-// TestCalledOffStopOverCrash checks that an automatic stop that a client
-// canceled stays canceled if the daemon is killed before it can record that:
-// the next one finds "stopping" on disk and a program that serves. A stop that
-// was not canceled is decided again.
+// TestCalledOffStopOverCrash checks that an automatic stop that a client has
+// canceled stays canceled if the daemon is killed before it records that. The next
+// daemon then finds "stopping" on disk and a program that serves. A stop that was
+// not canceled is decided again.
 func TestCalledOffStopOverCrash(t *testing.T) {
 	for name, served := range map[string]bool{"client": true, "no client": false} {
 		t.Run(name, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestCalledOffStopOverCrash(t *testing.T) {
 				<-writing
 				var c *hosttest.Client
 				if served {
-					c = r.k.Connect(id) // and keeps it open
+					c = r.k.Connect(id) // the connection stays open
 				}
 				time.Sleep(time.Minute + time.Second)
 				if s := r.disk.All()[0].State; s != power.Stopping {

@@ -14,42 +14,41 @@ import (
 	"lull/internal/host/hosttest"
 )
 
-// The orders of three actors are far too many to be walked one by one, but most
-// of them pass through the same places. A place is the complete state of a
-// world in which every goroutine is parked at a point or blocked: every field
-// of the instance, of the simulated machine and of its relay that anything
-// reads, the clock, and the position of each goroutine with what it carries
-// along. Equal places have equal futures, so each is left once in every
-// direction.
+// Three actors can pass their points in far too many orders to walk each one, but
+// most orders pass through the same places. A place is the complete state of a
+// world in which every goroutine is parked at a point or blocked: every field of
+// the instance, of the simulated machine and of its relay that anything reads, the
+// clock, and the position of each goroutine with its local data. Equal places have
+// equal futures, so each place is left only once in every direction.
 //
-// Fields that no decision reads are left out: texts, events, counters for
-// users, deadlines (none are served here) and the record on disk. An omission
-// by mistake shows in two ways: random walks reach unknown places, and the
-// number of orders differs from that of walking each of them.
+// Fields that no decision reads are left out: texts, events, counters for users,
+// deadlines (none are served here) and the record on disk. If a field is left out
+// by mistake, random walks reach unknown places, and the computed number of orders
+// differs from that of walking each.
 //
 // Between two points more than one goroutine may run: the one that releases the
-// lock and the one that gets it. Once in some hundred thousand runs the
-// scheduler decides differently there than before. Such a run is repeated. If it
-// was that run that found a place, the place cannot be reached again: it is left
-// for the one that the same choices usually lead to.
+// lock, and the one that gets it. Once in some hundred thousand runs, the scheduler
+// decides differently than before. Such a run is repeated. If it was the run that
+// found a place, that place cannot be reached again; the place to which the same
+// choices usually lead is explored instead.
 type place [sha256.Size]byte
 
-// routine is a goroutine that has been at a point and has not finished.
+// routine is a goroutine that has reached a point and has not finished.
 type routine struct {
 	point   string
-	calls   uint64 // the calls that led there
+	calls   uint64 // identifies the calls that led to the point
 	own     func(b []byte, since time.Time) []byte
-	carries []byte // its memory of earlier steps
+	carries []byte // what it remembers of earlier steps
 	attempt *attempt
-	resumed int    // when it was resumed from there; 0 while it is parked
-	from    []byte // what it can have learned when it was resumed
+	resumed int    // when it was resumed from the point; 0 while it is parked
+	from    []byte // what it can have read when it was resumed
 }
 
-// seats are distinct functions that run the actors. The seat in a goroutine's
-// call stack identifies the actor that passes a point.
+// seats are different functions that run the actors. By the seat in its call stack,
+// a goroutine at a point is recognized as that actor's.
 var seats = [...]func(func()){func(f func()) { f() }, func(f func()) { f() }, func(f func()) { f() }, func(f func()) { f() }, func(f func()) { f() }}
 
-// seatOf maps a call to its seat.
+// seatOf maps the return address of a call to its seat.
 var seatOf = sync.OnceValue(func() map[uintptr]uint64 {
 	of := map[uintptr]uint64{}
 	for n, sit := range seats {
@@ -62,8 +61,8 @@ var seatOf = sync.OnceValue(func() map[uintptr]uint64 {
 	return of
 })
 
-// who returns the ID of the calling goroutine, and a value for the calls that
-// led here, without the seat.
+// who returns the ID of the calling goroutine, and a hash of the calls that led
+// here, without the seat.
 func who() (id, calls uint64) {
 	var pcs [64]uintptr
 	of := seatOf()
@@ -84,7 +83,7 @@ func who() (id, calls uint64) {
 	return id, calls
 }
 
-// number returns the runtime's number of the calling goroutine. It is slow.
+// number returns the Go runtime's number of the calling goroutine. It is slow.
 func number() (n uint64) {
 	var buf [40]byte
 	b := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
@@ -97,8 +96,8 @@ func number() (n uint64) {
 	return n + uint64(len(seats))
 }
 
-// stand appends the position at which a goroutine is parked, or from which it
-// was resumed.
+// stand appends the position at which a goroutine is parked or from which it was
+// resumed.
 func (r *routine) stand(b []byte, since time.Time) []byte {
 	b = append(b, r.point...)
 	b = binary.LittleEndian.AppendUint64(append(b, 0), r.calls)
@@ -118,7 +117,7 @@ func yes(on bool) int {
 	return 0
 }
 
-// state appends everything except the positions of the goroutines.
+// state appends the state of the world, except the positions of goroutines.
 func (w *world) state(b []byte) []byte {
 	since := func(t time.Time) int {
 		if t.IsZero() {
@@ -179,8 +178,8 @@ func (w *world) state(b []byte) []byte {
 	return b
 }
 
-// order sorts the parked goroutines so that equal places offer the same choices
-// in the same order. The caller holds mu.
+// order sorts the parked goroutines so that equal places offer the same choices in
+// the same order, and returns their number. w.mu must be held.
 func (w *world) order() int {
 	for _, p := range w.parked {
 		p.stand = p.r.stand(p.stand[:0], w.began)
@@ -189,8 +188,8 @@ func (w *world) order() int {
 	return len(w.parked)
 }
 
-// place returns the place of the world. The caller holds mu and has called
-// order.
+// place returns the current place of the world. order must have been called, and
+// w.mu must be held.
 func (w *world) place() place {
 	b := w.state(w.buf[:0])
 	for _, p := range w.parked {
@@ -202,7 +201,7 @@ func (w *world) place() place {
 			blocked = append(blocked, r)
 		}
 	}
-	slices.SortFunc(blocked, func(a, b *routine) int { return a.resumed - b.resumed }) // they get the lock in that order
+	slices.SortFunc(blocked, func(a, b *routine) int { return a.resumed - b.resumed }) // they will get the lock in this order
 	for _, r := range blocked {
 		b = append(r.stand(b, w.began), 2)
 	}
@@ -210,15 +209,15 @@ func (w *world) place() place {
 	return sha256.Sum256(b)
 }
 
-// space is the set of known places of a scene.
+// space holds the known places of a scene.
 type space struct {
-	known  map[place]*big.Int // number of orders that continue from there; nil while unknown
+	known  map[place]*big.Int // number of orders from there to the end; nil while unknown
 	runs   int
-	left   int      // places that could not be reached again
-	orders *big.Int // of the whole scene
+	left   int      // number of places that could not be reached again
+	orders *big.Int // number of orders of the whole scene
 }
 
-// turning is a place on the path of the present run.
+// turning is a place on the path of the current run.
 type turning struct {
 	at      place
 	choices []choice
@@ -226,8 +225,7 @@ type turning struct {
 	orders  *big.Int
 }
 
-// choice is one of the parked goroutines, and how many equivalent ones there
-// are.
+// choice is a parked goroutine, and the number of equivalent ones including itself.
 type choice struct{ n, alike int }
 
 func (w *world) choices() (out []choice) {
@@ -241,12 +239,12 @@ func (w *world) choices() (out []choice) {
 	return out
 }
 
-// maxLeft is how many places of a scene may be found by unusual decisions of the
-// scheduler. One such run finds as many as it passes points afterwards.
+// maxLeft limits the places of a scene that could not be reached again. One unusual
+// decision of the scheduler can find as many as there are points after it.
 const maxLeft = 100
 
-// explore leaves every reachable place once in every direction and stops at the
-// first fault. where identifies a place.
+// explore leaves every reachable place of a scene once in every direction, and
+// stops at the first fault. where returns the place of a world.
 func explore(steps *fence, sc scene, where func(*world) place) (s *space, fault, trace string) {
 	s = &space{known: map[place]*big.Int{}}
 	var way []turning
@@ -316,7 +314,8 @@ func explore(steps *fence, sc scene, where func(*world) place) (s *space, fault,
 	}
 }
 
-// wander walks one order at random and reports if it reaches an unknown place.
+// wander walks one random order, and returns a fault if it reaches an unknown
+// place.
 func (s *space) wander(sc scene, pick func(n int) int) (fault, trace string) {
 	var picks []int
 	for again := 0; ; again++ {
@@ -334,7 +333,7 @@ func (s *space) wander(sc scene, pick func(n int) int) (fault, trace string) {
 			return min(picks[d-1], n-1)
 		})
 		if lost && again < 20 {
-			continue // run the same path again
+			continue // repeat this path
 		}
 		if lost {
 			faults = append(faults, "it reached a state that no walk had found")

@@ -11,13 +11,13 @@ import (
 )
 
 // A timer is a time at which an instance must run. Its program sets one over
-// LULL_SOCKET (next_due), a user with lull wake-at, or its spec with a
-// schedule. The instance is woken Lead earlier (and started if lull had stopped
-// it), is not paused until the timer has passed, and then has its full idle
-// timeout. Timers are wall-clock times and survive the daemon. A timer that
-// passed without a daemon, or that a clock step skipped, is served at once.
+// LULL_SOCKET (next_due), a user with lull wake-at, or its spec with a schedule.
+// The instance is woken Lead earlier (or started, if lull had stopped it). It is
+// not paused until the timer has passed, and then has its full idle timeout. Timers
+// are wall-clock times and survive the daemon. A timer that passed while no daemon
+// ran, or that a clock step skipped, is served at once.
 
-// Lead is how long before a timer its instance is woken.
+// Lead is how long before a timer the instance is woken.
 const Lead = 2 * time.Second
 
 // byTimer is the actor of a wake by a timer.
@@ -31,12 +31,12 @@ func (h *Host) wallNow() time.Time {
 	return time.Now().Round(0)
 }
 
-// nextTimerLocked returns the next timer and who set it; a zero time for none.
-// A time in the past has not been served yet. i.mu is held.
+// nextTimerLocked returns the next timer and who set it, or a zero time. A timer in
+// the past has not been served yet. i.mu must be held.
 func (i *inst) nextTimerLocked() (at time.Time, by string) {
 	now, served := i.h.wallNow(), latest(i.rec.TimersServed, i.rec.CreatedAt)
 	switch woken := i.says.wokenFor; {
-	case !now.Before(woken): // the wake is over: a user paused the instance before the timer passed
+	case !now.Before(woken): // if the instance sleeps again, a user has paused it before the timer passed
 		served = latest(served, woken)
 	case now.Before(woken.Add(-Lead)): // the clock was set back
 		i.says.wokenFor = time.Time{}
@@ -49,7 +49,7 @@ func (i *inst) nextTimerLocked() (at time.Time, by string) {
 	take(i.rec.NextDue, "its program")
 	take(i.rec.WakeAt, "a user")
 	take(i.seen.due, i.seen.dueBy)
-	if served.After(now) { // a clock that was set back
+	if served.After(now) { // the clock was set back
 		served = now
 	}
 	for _, text := range i.spec().WakeSchedule {
@@ -67,8 +67,8 @@ func (i *inst) nextTimerLocked() (at time.Time, by string) {
 	return at, by
 }
 
-// wakeDue returns when i is to be woken for its next timer, or checked for a new
-// one, on the clock of Now; zero for never.
+// wakeDue returns when i must be woken for its next timer, or checked for a new
+// one, as a time of Host.Now. Zero means never.
 func (i *inst) wakeDue() time.Time {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -76,7 +76,7 @@ func (i *inst) wakeDue() time.Time {
 	if i.heldOutsideLocked() {
 		return time.Time{}
 	}
-	if !at.IsZero() && !at.Equal(i.says.wokenFor) { // otherwise already woken for this timer
+	if !at.IsZero() && !at.Equal(i.says.wokenFor) { // otherwise it was already woken for this timer
 		at = at.Add(-Lead)
 	}
 	if again := i.rereadLocked(); !again.IsZero() && (at.IsZero() || again.Before(at)) {
@@ -88,8 +88,8 @@ func (i *inst) wakeDue() time.Time {
 	return i.h.Now().Add(at.Sub(i.h.wallNow()))
 }
 
-// noteDue takes over when the workload next has to run. It reports whether that
-// has changed.
+// noteDue stores when the workload next has to run, and reports whether that has
+// changed.
 func (i *inst) noteDue(w Workload) bool {
 	t, ok := w.(instance.Timed)
 	if !ok {
@@ -103,8 +103,8 @@ func (i *inst) noteDue(w Workload) bool {
 	return changed
 }
 
-// takeTimer reports whether a timer is due, and says which. It is due once: a user
-// who pauses the instance after that has the last word.
+// takeTimer reports whether a timer is due, and which. Each timer is reported once,
+// so that a user can pause the instance afterwards.
 func (i *inst) takeTimer() (why string, due bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -116,8 +116,8 @@ func (i *inst) takeTimer() (why string, due bool) {
 	return fmt.Sprintf("%s set a timer for %s", by, at.UTC().Format(time.RFC3339)), true
 }
 
-// passTimers drops the timers that have passed, and counts that as activity.
-// The caller holds the lock of a running instance.
+// passTimers drops the timers that have passed, each of which counts as activity.
+// The instance must run, and i.lock must be held.
 func (i *inst) passTimers() {
 	now := i.h.wallNow()
 	i.mu.Lock()
@@ -138,13 +138,13 @@ func (i *inst) passTimers() {
 			r.WakeAt = time.Time{}
 		}
 		r.TimersServed, r.LastActivityAt = now, latest(r.LastActivityAt, i.h.Now())
-		i.says.wokenFor = time.Time{} // if the clock is set back, the timer is due again
+		i.says.wokenFor = time.Time{} // so that the timer is due again if the clock is set back
 	})
 	i.h.saver.WriteLater(i, i.id)
 }
 
-// timerBlockLocked returns a block shortly before a timer; nil otherwise. i.mu
-// is held.
+// timerBlockLocked returns a block shortly before a timer, or nil. i.mu must be
+// held.
 func (i *inst) timerBlockLocked(now time.Time) *idle.Block {
 	at, by := i.nextTimerLocked()
 	if at.IsZero() {
@@ -157,8 +157,7 @@ func (i *inst) timerBlockLocked(now time.Time) *idle.Block {
 	return &idle.Block{Code: idle.Schedule, Sentence: "It must run soon: " + by + " set a timer.", Until: &due}
 }
 
-// WakeAt sets the time at which a user wants an instance to run; the zero time
-// clears it.
+// WakeAt sets a user's timer for an instance. The zero time clears it.
 func (h *Host) WakeAt(ctx context.Context, ref string, t time.Time) error {
 	i, err := h.find(ref)
 	if err != nil {
@@ -183,8 +182,8 @@ func (h *Host) WakeAt(ctx context.Context, ref string, t time.Time) error {
 	return nil
 }
 
-// setNextDue sets the time at which the program wants to run again. It waits for the lock of
-// the instance until ctx ends, and returns once the time is on disk.
+// setNextDue sets the program's timer. It waits for i.lock until ctx ends. When it
+// returns, the timer is durable.
 func (i *inst) setNextDue(ctx context.Context, at time.Time) error {
 	if err := i.acquireCtx(ctx); err != nil {
 		return err
@@ -197,8 +196,8 @@ func (i *inst) setNextDue(ctx context.Context, at time.Time) error {
 	return nil
 }
 
-// reschedule recomputes the deadline of an instance that does not run, after a
-// change of its timers or of the clock.
+// reschedule recomputes the deadline of an instance that does not run, after its
+// timers or the clock have changed.
 func (i *inst) reschedule() {
 	switch s := i.state(); {
 	case s.Asleep():
@@ -208,8 +207,8 @@ func (i *inst) reschedule() {
 	}
 }
 
-// scheduleStopped sets the deadline of a stopped instance: its restart or, if
-// lull had stopped it, its next timer.
+// scheduleStopped sets the deadline of a stopped instance: for its restart or, if
+// lull had stopped it, for its next timer.
 func (i *inst) scheduleStopped() {
 	i.mu.Lock()
 	at, enabled, timed := i.retry.restart, i.rec.Enabled, i.timedLocked()
@@ -225,12 +224,12 @@ func (i *inst) scheduleStopped() {
 	}
 }
 
-// timedLocked reports whether a timer may start the stopped instance, which it
-// may not if a user stopped it or its program exited. i.mu is held.
+// timedLocked reports whether a timer may start the stopped instance. It may not if
+// a user stopped the instance or its program exited. i.mu must be held.
 func (i *inst) timedLocked() bool { return i.rec.Enabled && i.rec.StoppedBy == stopAfter }
 
-// ClockStepped tells the host that the wall clock was set or the machine was
-// suspended, so timers are due at other moments.
+// ClockStepped must be called when the wall clock was set or the machine was
+// suspended. It recomputes when timers are due.
 func (h *Host) ClockStepped() {
 	for _, i := range h.all() {
 		i.mu.Lock()

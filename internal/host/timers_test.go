@@ -14,8 +14,8 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// TestWakeAt checks a time that a user sets: the instance is woken before, not
-// paused until then, and paused again after its idle timeout.
+// TestWakeAt checks that an instance is woken before the time that a user has set,
+// is not paused until then, and is paused after its idle timeout.
 func TestWakeAt(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", nil)
@@ -46,8 +46,8 @@ func TestWakeAt(t *testing.T) {
 	})
 }
 
-// TestTimerHolds checks that an instance whose idle timeout is shorter than the
-// lead stays awake from the wake until the timer.
+// TestTimerHolds checks that an instance whose idle timeout is shorter than Lead
+// stays awake from the wake until the timer.
 func TestTimerHolds(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		short := idle.Duration(100 * time.Millisecond)
@@ -63,7 +63,7 @@ func TestTimerHolds(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		r.is("a", power.Paused)
-		// A user who pauses it in between has precedence.
+		// A user can pause the instance before the timer.
 		at = time.Now().Add(time.Minute)
 		errtest.None(t, r.WakeAt(context.Background(), id, at))
 		time.Sleep(time.Until(at) - time.Second)
@@ -112,7 +112,7 @@ func TestTimerStarts(t *testing.T) {
 }
 
 // TestNextDueOutlivesTheDaemon checks that a program that asked to be woken is
-// woken although the daemon was killed and restarted late.
+// woken even if the daemon was killed and restarted late.
 func TestNextDueOutlivesTheDaemon(t *testing.T) {
 	for _, away := range []time.Duration{time.Minute, 20 * time.Minute} {
 		inBubble(t, func(r *rig) {
@@ -130,8 +130,8 @@ func TestNextDueOutlivesTheDaemon(t *testing.T) {
 	}
 }
 
-// TestNextDueIsDurable checks that a program whose request was accepted is woken,
-// although the daemon is killed at once.
+// TestNextDueIsDurable checks that a program whose request was accepted is woken
+// even if the daemon is killed right afterwards.
 func TestNextDueIsDurable(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", func(s *instance.Spec) { s.StopAfter = new(idle.Duration) })
@@ -149,8 +149,8 @@ func TestNextDueIsDurable(t *testing.T) {
 }
 
 // TestScheduleIsOnTime has a job every ten minutes on an instance that sleeps in
-// between, while the daemon is killed and the clock is set at random moments. The
-// instance runs at each of the times that the wall clock shows.
+// between, while the daemon is killed and the clock is set at random moments. It
+// checks that the instance runs at each time that the wall clock reaches.
 func TestScheduleIsOnTime(t *testing.T) {
 	rounds := scaletest.N(t, 100)
 	for _, stopped := range []bool{false, true} {
@@ -166,7 +166,7 @@ func TestScheduleIsOnTime(t *testing.T) {
 			slept := 0
 			for done := 0; done < rounds; {
 				due := wall().Truncate(10 * time.Minute).Add(10 * time.Minute)
-				// Something happens well before the time.
+				// The random event happens well before the timer.
 				left := due.Sub(wall())
 				time.Sleep(time.Duration(random.Int64N(int64(left))))
 				if s := r.byName["a"].state(); s != power.Running {
@@ -179,7 +179,7 @@ func TestScheduleIsOnTime(t *testing.T) {
 					r.crash()
 					time.Sleep(time.Duration(random.Int64N(int64(5 * time.Second))))
 					r.boot()
-				case 1: // forward, perhaps beyond the timer, which is then served immediately
+				case 1: // forward, possibly beyond the timer, which is then served at once
 					offset += time.Duration(random.Int64N(int64(15 * time.Minute)))
 					r.ClockStepped()
 				case 2:

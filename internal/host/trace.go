@@ -11,8 +11,7 @@ import (
 	"lull/internal/core/idle"
 )
 
-// span begins a span about the instance. Without a tracer the span records
-// nothing and costs nothing.
+// span begins a span for the instance. Without a tracer it does nothing.
 func (i *inst) span(ctx context.Context, name string) (context.Context, trace.Span) {
 	if i.h.cfg.Tracer == nil {
 		return ctx, noop.Span{}

@@ -12,9 +12,9 @@ import (
 	"lull/internal/lib/tracing/tracetest"
 )
 
-// TestTracesAndLines checks that a pause is traced under the check that decided
-// it, with every step of the fence, that a wake has its own trace, and that
-// equal checks produce one log line.
+// TestTracesAndLines checks that the span of a pause is below that of its check and
+// has every step of the fence, that a wake has a trace of its own, and that equal
+// checks produce one log line.
 func TestTracesAndLines(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.shut()

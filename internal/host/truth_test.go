@@ -18,15 +18,15 @@ import (
 	"lull/internal/sim/truth"
 )
 
-// load is one kind of use that a program can be put to, until end at the latest.
+// load is a kind of use of a program.
 type load struct {
 	name  string
-	blind time.Duration // amount that the documented resolution of its signal may hide
+	blind time.Duration // longest use that the documented resolution of its signal may miss
 	on    func(r *rig, p *hosttest.Proc, id string, end time.Time) (off func())
 
-	silent bool // it holds without a byte: not with a quiet-connection-after
-	alone  bool // it holds the instance while it lasts, but idle time does not begin at its end
-	relay  bool // its clients are seen by the relay only, and do not outlive the daemon
+	silent bool // keeps the instance awake without traffic, but not with quiet-connection-after
+	alone  bool // keeps the instance awake while it lasts, but its end does not start the idle time
+	relay  bool // only the relay sees its clients, which do not outlive the daemon
 }
 
 var loads = []load{
@@ -80,7 +80,7 @@ var loads = []load{
 	}},
 }
 
-// relayed is a client of the relay's port.
+// relayed connects a client through the relay's port.
 func relayed(r *rig, _ *hosttest.Proc, _ string, _ time.Time) func() {
 	c, err := r.gates["a"].Arrive(context.Background())
 	if err != nil {
@@ -90,19 +90,18 @@ func relayed(r *rig, _ *hosttest.Proc, _ string, _ time.Time) func() {
 	return c.Close
 }
 
-// probeFor is the time between two probes. A use that ends between them was
-// last seen at the first, and an outbound request that begins and ends between
-// them is missed.
+// probeFor is the longest time between two probes. Use that ends between them was
+// last seen at the first, and an outbound request that begins and ends between them
+// is missed.
 const probeFor = 5*time.Second + 5*time.Second/10
 
-// blindFor is the longest use that the thresholds of the counting signals may
-// miss.
+// blindFor is the longest use that signals with a threshold may miss.
 const blindFor = time.Second
 
-// No automatic pause ever hits an instance that was in use within its timeout,
-// for every kind of use, with changing settings and with daemons that are
-// killed and restarted. The use is drawn before the host runs and is not
-// derived from any reading. LULL_TRUTH_ROUNDS is the number of hosts.
+// TestNothingInUseIsPaused checks that no automatic pause hits an instance that was
+// in use within its timeout. It covers every kind of use, changing settings, and
+// daemons that are killed and restarted. The use is drawn before the host runs and
+// does not depend on any reading. LULL_TRUTH_ROUNDS is the number of hosts.
 func TestNothingInUseIsPaused(t *testing.T) {
 	rounds := 5 * len(loads)
 	if n, err := strconv.Atoi(os.Getenv("LULL_TRUTH_ROUNDS")); err == nil {
@@ -137,7 +136,8 @@ func TestNothingInUseIsPaused(t *testing.T) {
 			})
 			use := truth.Of(slices.DeleteFunc(truth.Draw(rnd, time.Now(), 2*time.Hour, 20*time.Minute).Spans(),
 				func(s truth.Span) bool { return s.To.Sub(s.From) <= kind.blind })...)
-			// The daemon is killed now and then until end.
+			// until lets time pass until end, and with kills kills the daemon now
+			// and then.
 			until := func(end time.Time, kills bool) {
 				for left := time.Until(end); left > 0; left = time.Until(end) {
 					time.Sleep(min(left, time.Second+time.Duration(rnd.Int64N(int64(10*time.Minute)))))
@@ -157,7 +157,7 @@ func TestNothingInUseIsPaused(t *testing.T) {
 			}
 			for _, s := range use.Spans() {
 				until(s.From, true)
-				if r.Resume(context.Background(), id, ByManual) != nil { // every use begins with the instance awake
+				if r.Resume(context.Background(), id, ByManual) != nil { // every use starts with the instance awake
 					t.Fatal("it cannot be resumed")
 				}
 				off := kind.on(r, r.k.Proc(id), id, s.To)
@@ -165,12 +165,12 @@ func TestNothingInUseIsPaused(t *testing.T) {
 				off()
 			}
 			until(time.Now().Add(time.Hour), true)
-			r.is("a", power.Paused) // and what is not used is paused
+			r.is("a", power.Paused) // without use the instance is paused
 			pauses += len(seen)
 			for _, p := range seen {
 				timeout := p.timeout - probeFor
 				at := p.at
-				if kind.alone { // at its very end it is over
+				if kind.alone { // at its end this use no longer counts
 					timeout, at = 1, at.Add(time.Nanosecond)
 				}
 				if err := use.Check(at, timeout, kind.blind); err != nil {

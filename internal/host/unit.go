@@ -7,21 +7,21 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Units of systemd are stopped and started by systemd, for lull and for others.
-// While lull has one stopped, its sockets are held, and a client starts it.
+// systemd stops and starts its units, for lull and for others. While a unit is
+// stopped by lull, its sockets are held, and a client starts it.
 
-// byRepair is the actor of a start that makes up for what lull has lost.
+// byRepair is the actor of a start that is needed because lull has lost something.
 const byRepair = "repair"
 
-// listens reports whether an endpoint of the instance is known.
+// listens reports whether any endpoint of the instance is known.
 func (i *inst) listens() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return len(i.rec.Endpoints) > 0
 }
 
-// keepSockets has the sockets of a unit held before lull stops it. If they cannot
-// be, it is not stopped. It does nothing for any other instance.
+// keepSockets makes the shim hold the sockets of a unit that lull is about to stop.
+// If it fails, the unit must not be stopped. It does nothing for other instances.
 func (i *inst) keepSockets(ctx context.Context) error {
 	k, ok := i.workload().(instance.SocketKeeper)
 	if !ok || !i.spec().Adopted.IsUnit() {
@@ -37,7 +37,7 @@ func (i *inst) keepSockets(ctx context.Context) error {
 	return nil
 }
 
-// dropSockets ends that, because the unit runs on.
+// dropSockets undoes keepSockets, because the unit continues to run.
 func (i *inst) dropSockets() {
 	k, ok := i.workload().(instance.SocketKeeper)
 	if !ok || !i.ports.kept.Swap(false) {
@@ -50,8 +50,8 @@ func (i *inst) dropSockets() {
 	}
 }
 
-// restUnit watches the kept sockets of a unit that lull has stopped. Those of any
-// other stopped unit are closed. The caller holds the lock.
+// restUnit watches the held sockets of a unit that lull has stopped, and closes
+// those of any other stopped unit. i.lock must be held.
 func (i *inst) restUnit() {
 	if i.h.cfg.HeldListeners == nil {
 		return
@@ -73,8 +73,9 @@ func (i *inst) restUnit() {
 	i.mu.Unlock()
 }
 
-// noteReboot makes a unit that lull had stopped one that systemd starts, or does
-// not, if the machine was restarted since. The caller holds the lock.
+// noteReboot checks whether the machine was restarted since lull stopped a unit. If
+// so, it records that lull did not stop it, so starting it is up to systemd. i.lock
+// must be held.
 func (i *inst) noteReboot(ctx context.Context) {
 	a := i.spec().Adopted
 	f, ok := i.rt.(instance.UnitFollower)
@@ -93,8 +94,8 @@ func (i *inst) noteReboot(ctx context.Context) {
 	}
 }
 
-// startUnwatched starts a unit that lull has stopped if nothing would start it
-// anymore, because its sockets were lost. The caller holds the lock.
+// startUnwatched starts a unit that lull has stopped if its sockets were lost,
+// because then no client could start it. i.lock must be held.
 func (i *inst) startUnwatched() {
 	a := i.spec().Adopted
 	i.mu.Lock()
@@ -114,8 +115,8 @@ func (i *inst) startUnwatched() {
 	})
 }
 
-// Unwatch closes the guard of a stopped unit's sockets, which are about to be
-// closed.
+// Unwatch closes the guard on a stopped unit's sockets. It is called before they
+// are closed.
 func (h *Host) Unwatch(id string) {
 	if i := h.byIDNow(id); i != nil {
 		i.dropHeld()

@@ -11,17 +11,17 @@ import (
 	"lull/internal/core/power"
 )
 
-// visits are connections that come and go between two samples. Their ends are found
-// out at a cost that is counted.
+// visits are connections that come and go between two samples. It counts how often
+// their ends were found out, which is expensive.
 type visits struct {
 	mu    sync.Mutex
 	ends  []time.Time
-	other time.Time // until when those of another program are mistaken for ours
+	other time.Time // when a connection of another program that counts as unseen ended last
 	found time.Time // when they were last found out
 	asked int
 	err   error
 
-	memory time.Duration // how long their ends are known; 0 is forever
+	memory time.Duration // how long the ends are known; 0 means forever
 }
 
 func (v *visits) unseen() *instance.Unseen {
@@ -63,14 +63,14 @@ func (v *visits) unseen() *instance.Unseen {
 	return u
 }
 
-// come adds a visit that ends now.
+// come adds a connection that ends now.
 func (v *visits) come() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.ends = append(v.ends, time.Now())
 }
 
-// unseenOfOthers is unseen while connections of another program come and go.
+// unseenOfOthers is unseen while another program's connections come and go.
 func (v *visits) unseenOfOthers() *instance.Unseen {
 	v.mu.Lock()
 	v.other = time.Now()
@@ -78,22 +78,22 @@ func (v *visits) unseenOfOthers() *instance.Unseen {
 	return v.unseen()
 }
 
-// fail sets the error of finding out.
+// fail makes finding out the ends fail with err; nil makes it succeed again.
 func (v *visits) fail(err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.err = err
 }
 
-// count is how often their ends were found out.
+// count returns how often the ends were found out.
 func (v *visits) count() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.asked
 }
 
-// TestUnseen lets short connections come. They keep the instance running and are
-// shown, but whose they are is found out only when nothing else prevents the pause.
+// TestUnseen checks that short connections keep the instance running and are shown,
+// and that whose they are is found out only if nothing else prevents the pause.
 func TestUnseen(t *testing.T) {
 	inTuned(t, nil, func(r *rig) {
 		v := &visits{}
@@ -105,7 +105,7 @@ func TestUnseen(t *testing.T) {
 			v.come()
 		}
 		last := time.Now()
-		time.Sleep(6 * time.Second) // a probe
+		time.Sleep(6 * time.Second) // includes a probe
 		r.is("web", power.Running)
 		if o, err := r.Get("web"); err != nil || o.LastActivityAt == nil || o.LastActivityAt.Before(last) {
 			t.Errorf("the last activity is %v, one client left at %v: %v", o.LastActivityAt, last, err)
@@ -122,7 +122,7 @@ func TestUnseen(t *testing.T) {
 }
 
 // TestUnseenOfOthers checks that connections of other programs do not keep an
-// instance running, however often they come.
+// instance running, however frequent they are.
 func TestUnseenOfOthers(t *testing.T) {
 	inTuned(t, nil, func(r *rig) {
 		v := &visits{}
@@ -136,8 +136,8 @@ func TestUnseenOfOthers(t *testing.T) {
 	})
 }
 
-// TestUnseenUnknown checks that nothing is paused while it is unknown whether a
-// client was there.
+// TestUnseenUnknown checks that an instance is not paused while it is unknown
+// whether it had a client.
 func TestUnseenUnknown(t *testing.T) {
 	inTuned(t, nil, func(r *rig) {
 		v := &visits{err: errors.New("cannot list")}
@@ -151,8 +151,8 @@ func TestUnseenUnknown(t *testing.T) {
 	})
 }
 
-// TestUnseenForgotten checks that a short connection is found out about before the
-// kernel forgets it, long before the pause that depends on it.
+// TestUnseenForgotten checks that a short connection is found out before the kernel
+// forgets it, even if that is long before the pause.
 func TestUnseenForgotten(t *testing.T) {
 	inTuned(t, func(c *Config) { c.PauseAfter = 5 * time.Minute }, func(r *rig) {
 		v := &visits{memory: time.Minute}

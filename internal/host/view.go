@@ -18,8 +18,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// List returns every instance, by name, including those whose runtime is
-// missing. Memory is read only if requested, because each reading takes a
+// List returns all instances by name, including those whose runtime is missing. It
+// reads their memory only if requested, because each reading costs as much as a
 // probe.
 func (h *Host) List(memory bool) []hostctl.Instance {
 	all := h.all()
@@ -34,19 +34,19 @@ func (h *Host) List(memory bool) []hostctl.Instance {
 	return out
 }
 
-// Handle reads one instance without copying all of it.
+// Handle gives access to one instance without copying it.
 type Handle struct{ i *inst }
 
 // ID returns the instance's ID.
 func (h Handle) ID() string { return h.i.id }
 
-// State returns the present state.
+// State returns the current power state.
 func (h Handle) State() power.Instance { return h.i.state() }
 
-// View returns the instance as Get does. Its memory is read only if requested.
+// View returns the same as Host.Get. It reads the memory only if requested.
 func (h Handle) View(memory bool) hostctl.Instance { return h.i.view(memory) }
 
-// Instances returns every instance whose runtime is available, by ID.
+// Instances returns handles of all instances whose runtimes are available, by ID.
 func (h *Host) Instances() []Handle {
 	all := h.all()
 	out := make([]Handle, len(all))
@@ -56,7 +56,7 @@ func (h *Host) Instances() []Handle {
 	return out
 }
 
-// viewAway returns an instance of which only the record is known.
+// viewAway returns the view of an instance of which only the record is known.
 func (h *Host) viewAway(r instance.Record) hostctl.Instance {
 	return hostctl.Instance{ID: r.ID, Name: r.Spec.Name, State: string(r.State), StateSince: ptr(r.StateSince), Enabled: r.Enabled,
 		Runtime: r.Spec.Runtime, Command: r.Spec.Command, Image: r.Spec.Image, CreatedAt: r.CreatedAt, StartedAt: ptr(r.StartedAt),
@@ -64,8 +64,7 @@ func (h *Host) viewAway(r instance.Record) hostctl.Instance {
 		Leases: []idle.Lease{}, StatusReason: h.absent[r.ID].Error(), Unavailable: h.noRuntime(r.Spec.Runtime).Error()}
 }
 
-// recordAway returns the record of an instance whose runtime is missing; nil
-// for any other.
+// recordAway returns the record of an instance whose runtime is missing, or nil.
 func (h *Host) recordAway(ref string) *instance.Record {
 	for n := range h.away {
 		if r := &h.away[n]; r.ID == ref || r.Spec.Name == ref {
@@ -75,7 +74,7 @@ func (h *Host) recordAway(ref string) *instance.Record {
 	return nil
 }
 
-// Get returns one instance.
+// Get returns the view of one instance.
 func (h *Host) Get(ref string) (hostctl.Instance, error) {
 	i, err := h.find(ref)
 	if r := h.recordAway(ref); r != nil {
@@ -95,9 +94,9 @@ func ptr(t time.Time) *time.Time {
 	return &t
 }
 
-// view returns the present state of the instance. The verdict is recomputed
-// from the last readings, so that leases, snoozes and switches take effect
-// immediately. It never waits for a transition.
+// view returns the current view of the instance. It recomputes the verdict from the
+// last readings, so that leases, snoozes and switches show at once. It does not
+// wait for a transition.
 func (i *inst) view(memory bool) hostctl.Instance {
 	now := i.h.Now()
 	i.mu.Lock()
@@ -141,7 +140,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	if o.Activity == nil {
 		o.Activity = []idle.Reading{}
 	}
-	if r.Exit != nil && !r.Exit.Lost { // a lost code is not 0
+	if r.Exit != nil && !r.Exit.Lost { // a lost exit code must not show as 0
 		code := r.Exit.Code
 		o.ExitCode = &code
 	}
@@ -162,7 +161,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		o.PauseAt = v.TargetPauseAt
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		if i.h.Halted() != nil || missing != nil || o.Unwritable != "" {
-			break // nothing happens by itself
+			break // during a halt nothing happens automatically
 		}
 		i.mu.Lock()
 		held, stop := i.heldLocked(), i.stopDueLocked()
@@ -200,8 +199,8 @@ func liveLeases(in []idle.Lease, now time.Time) []idle.Lease {
 	return out
 }
 
-// misset returns the faults in the combined settings of i and the host, which
-// may have changed since i was created; "" for none.
+// misset returns what is wrong with the settings of i combined with those of the
+// host, which may have changed since i was created, or "".
 func (i *inst) misset() string {
 	if i.spec().StopAfter != nil {
 		return ""
@@ -212,7 +211,7 @@ func (i *inst) misset() string {
 	return ""
 }
 
-// Misset lists the faults in the settings of instances, by name.
+// Misset returns what is wrong with the settings of each instance, by name.
 func (h *Host) Misset() (faults []string) {
 	for _, i := range h.all() {
 		if what := i.misset(); what != "" {
@@ -223,8 +222,8 @@ func (h *Host) Misset() (faults []string) {
 	return faults
 }
 
-// Why returns why an instance runs, or why it was paused or stopped, now or at
-// a past time; zero is now.
+// Why explains why an instance runs, or was paused or stopped, at the time at; zero
+// means now.
 func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, error) {
 	i, err := h.find(ref)
 	if r := h.recordAway(ref); r != nil && at.IsZero() {
@@ -236,7 +235,7 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	if !at.IsZero() {
 		return i.whyThen(ctx, at.UTC())
 	}
-	if i.state() == power.Running && !i.probing() && i.tryAcquire() { // fresh readings, unless a transition or a round of probes is in progress
+	if i.state() == power.Running && !i.probing() && i.tryAcquire() { // sample again, unless a transition or a round of probes is in progress
 		if w := i.workload(); w != nil {
 			i.decide(w)
 			i.noteTrouble(w)
@@ -268,11 +267,11 @@ func (i *inst) about(state string) why.Account {
 	return why.Account{Object: i.id, Name: i.name(), Kind: why.KindInstance, State: state}
 }
 
-// skew is how far a caller's clock may be ahead of ours. A time within it
-// counts as now.
+// skew is how far a caller's clock may be ahead of this machine's. A time less than
+// that in the future counts as now.
 const skew = 5 * time.Second
 
-// whyThen answers from the journal.
+// whyThen is Why for a past time, from the journal.
 func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
 	j := i.h.cfg.Evidence
 	switch {
@@ -284,7 +283,8 @@ func (i *inst) whyThen(ctx context.Context, at time.Time) (hostctl.Why, error) {
 	return account.Then(ctx, j, i.about(""), at, hostctl.Why{Instance: i.view(true)})
 }
 
-// happened publishes an event and journals its power change.
+// happened publishes an event, and writes a change of the power state to the
+// journal.
 func (h *Host) happened(e hostctl.Event) {
 	h.events.Add(e)
 	h.metrics.Event(e.Type)

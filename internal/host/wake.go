@@ -12,12 +12,11 @@ import (
 )
 
 // A wake comes from a guard of the program's sockets (wantWake), from the relay
-// (Wake), from a user (Host.Resume), or from a deadline (checkAsleep). All of
-// them end in wake, which walks the steps of the fence under the instance's
-// lock. An instance of known size that needs memory is admitted first, without
-// the lock.
+// (Wake), from a user (Host.Resume) or from a deadline (checkAsleep). All of them
+// end in wake, which executes the steps of the fence under the instance's lock. An
+// instance of known size that needs memory is first admitted, without the lock.
 
-// wantWake requests a wake. It never blocks and needs no lock.
+// wantWake requests a wake. It needs no lock and does not wait for one.
 func (i *inst) wantWake(why string) {
 	i.ask()
 	if fromOutside(why) {
@@ -29,8 +28,8 @@ func (i *inst) wantWake(why string) {
 	i.h.point("wake-wanted", i)
 	if i.tryAcquire() {
 		if i.rt.Capabilities().Network {
-			// The thaw talks to the guest and may restore it, which takes
-			// longer than a caller can wait.
+			// A guest may have to be restored for the thaw, which takes longer than
+			// the caller can wait.
 			i.h.spawn(func() { i.serve(); i.release() })
 			return
 		}
@@ -39,8 +38,8 @@ func (i *inst) wantWake(why string) {
 	}
 }
 
-// serveWake wakes the instance under the lock if it is asleep and may be woken.
-// Otherwise it does nothing.
+// serveWake wakes the instance if it is asleep and may be woken. i.lock must be
+// held.
 func (i *inst) serveWake(why string) {
 	switch s := i.state(); {
 	case i.pausedByOthers():
@@ -54,7 +53,7 @@ func (i *inst) serveWake(why string) {
 				i.h.log.Error("cannot start for a connection", "instance", i.name(), "err", err)
 			}
 		})
-	default: // it runs, or may not be woken
+	default: // it runs already, or must not be woken
 		i.requests.asked.Store(nil)
 		if s == power.Running { // perhaps woken for less than a client
 			i.wakeGroup(byConnection, why)
@@ -62,7 +61,7 @@ func (i *inst) serveWake(why string) {
 	}
 }
 
-// wakeFor wakes i for a connection, under its lock, if it is asleep.
+// wakeFor wakes i for a connection, if it is asleep. i.lock must be held.
 func (i *inst) wakeFor(why string) {
 	switch s := i.state(); {
 	case !s.Asleep() || i.pausedByOthers():
@@ -74,10 +73,10 @@ func (i *inst) wakeFor(why string) {
 	}
 }
 
-// Wake wakes the instance for the relay.
+// Wake implements relay.Waker.
 func (i *inst) Wake(ctx context.Context, a relay.Arrival) error {
 	why := fmt.Sprintf("a client connected from %s", a.Remote)
-	if i.rationed() { // a client that wakes nothing needs no admission
+	if i.rationed() { // a client that cannot wake i needs no admission
 		if err := i.mayWake(a); err != nil {
 			return err
 		}
@@ -110,8 +109,8 @@ func (i *inst) Wake(ctx context.Context, a relay.Arrival) error {
 	}
 }
 
-// mayWake returns why a relay client cannot wake i in its present state; nil if
-// it can.
+// mayWake returns why a client of the relay cannot wake i in its current state, or
+// nil.
 func (i *inst) mayWake(a relay.Arrival) error {
 	switch i.state() {
 	case power.Paused, power.Reclaimed, power.Hibernated:
@@ -132,16 +131,16 @@ func (i *inst) mayWake(a relay.Arrival) error {
 	return nil
 }
 
-// restartsNow reports whether the instance exited and is about to be restarted.
-// This applies to the first restart only: later ones are delayed.
+// restartsNow reports whether the program has exited and is about to be restarted
+// for the first time. Later restarts are delayed.
 func (i *inst) restartsNow() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.rec.Enabled && len(i.rec.Crashes) == 0 && !i.rec.RestartAt.IsZero()
 }
 
-// wakeLater wakes i when it is admitted. The requester does not wait, so it
-// retries until i is awake or the reason is gone.
+// wakeLater wakes i in the background once it is admitted. Nothing waits for the
+// result, so it retries until i is awake or the reason no longer applies.
 func (i *inst) wakeLater(by, why string) {
 	if !i.loops.queued.CompareAndSwap(false, true) {
 		return
@@ -156,14 +155,14 @@ func (i *inst) wakeLater(by, why string) {
 				return
 			}
 			if err == nil {
-				i.loops.queued.Store(false) // under the lock: later requests are served when it is released
+				i.loops.queued.Store(false) // cleared while the lock is held: requests that come later are served at its release
 				if i.state().Asleep() {
 					i.wakeNow(by, why)
 				}
 				leave()
 				return
 			}
-			var busy *BusyError // enter has published it
+			var busy *BusyError // enter has already published this
 			if !errors.As(err, &busy) || !i.state().Asleep() {
 				i.loops.queued.Store(false)
 				return
@@ -172,10 +171,10 @@ func (i *inst) wakeLater(by, why string) {
 	})
 }
 
-// wakeNow wakes a sleeping instance under its lock for a requester that does
-// not wait. It retries on failure.
+// wakeNow wakes a sleeping instance for a requester that does not wait. If that
+// fails, it is retried. i.lock must be held.
 func (i *inst) wakeNow(by, why string) {
-	if by != byConnection && !i.rouse() { // for a connection, they have been woken before
+	if by != byConnection && !i.rouse() { // before a wake for a connection, the dependencies were woken already
 		i.h.spawn(func() { i.h.wakeDependencies(i.h.ctx, i) })
 	}
 	if err := i.wake(by, why); err != nil {
@@ -183,14 +182,14 @@ func (i *inst) wakeNow(by, why string) {
 	}
 }
 
-// wake thaws a paused instance. The caller holds the lock. The record is
-// written after the thaw, because a thaw is safe whatever is on disk: a daemon
-// that finds "paused" checks again before it freezes anything.
+// wake wakes a paused instance. The record is written after the thaw, because a
+// thaw is safe whatever is on disk: a daemon that finds "paused" checks again
+// before it freezes anything. i.lock must be held.
 func (i *inst) wake(by, why string) error {
 	if i.workload() == nil {
 		return fmt.Errorf("cannot wake %s: its run has not been found again yet", i.name())
 	}
-	if s := i.state(); s != power.Resuming { // otherwise an earlier wake failed
+	if s := i.state(); s != power.Resuming { // if it is already resuming, an earlier wake has failed
 		if err := i.move(power.Resuming); err != nil {
 			return err
 		}
@@ -214,22 +213,22 @@ func (i *inst) wake(by, why string) error {
 	if s, ok := a.work.(instance.Hibernator); ok && s.Hibernated() {
 		return errors.Join(err, i.stayHibernated(a, err))
 	}
-	// Its sockets are no longer watched, so the wake is retried until it
+	// The instance's sockets are no longer watched, so the wake is retried until it
 	// succeeds.
 	i.update(func(r *instance.Record) { r.StatusReason = err.Error() })
 	i.h.due.Set(i.due, i.h.Now().Add(100*time.Millisecond))
 	return err
 }
 
-// stayHibernated handles a failed restore whose snapshot is good: the instance
-// is watched again, and the next client tries again.
+// stayHibernated handles a restore that failed although the snapshot is good. It
+// watches the instance again, and the next client causes another attempt.
 func (i *inst) stayHibernated(a *attempt, cause error) error {
 	err := arm(a)
 	if err == nil {
 		err = i.save(func(r *instance.Record) { r.State, r.StatusReason = power.Hibernated, cause.Error() })
 	}
 	if err != nil {
-		i.h.due.Set(i.due, i.h.Now().Add(time.Second)) // repair tries to wake it
+		i.h.due.Set(i.due, i.h.Now().Add(time.Second)) // repair will try to wake it
 		return err
 	}
 	if i.gate != nil {
@@ -240,7 +239,7 @@ func (i *inst) stayHibernated(a *attempt, cause error) error {
 	return nil
 }
 
-// wakes reports whether a connection is meant to start the instance after lull
+// wakes reports whether a connection should start the instance after lull has
 // stopped it.
 func (i *inst) wakes() bool {
 	caps := i.rt.Capabilities()
@@ -250,8 +249,7 @@ func (i *inst) wakes() bool {
 	return i.spec().Wakes() && caps.WakeFromStopped && !caps.Shared && len(i.spec().Expose) > 0
 }
 
-// unwakeable returns why a connection does not start a stopped instance; ""
-// when it does.
+// unwakeable returns why a connection does not start the stopped instance, or "".
 func (i *inst) unwakeable() string {
 	i.mu.Lock()
 	r := i.rec
@@ -273,16 +271,16 @@ func (i *inst) unwakeable() string {
 	return ""
 }
 
-// ask records that a caller is waiting for i, unless one already is. drop
-// undoes that if the request fails.
+// ask records that a caller waits for i to run, unless one already does. drop
+// undoes that; the caller calls it if the request fails.
 func (i *inst) ask() (drop func()) {
 	now := i.h.Now()
 	i.requests.asked.CompareAndSwap(nil, &now)
 	return func() { i.requests.asked.CompareAndSwap(&now, nil) }
 }
 
-// ran records how long callers waited until i ran. Wakes without a waiting
-// caller, such as those when the host ends, are not counted.
+// ran records how long callers have waited for i to run. Wakes for which no caller
+// waits, such as those at the end of the host, are not counted.
 func (i *inst) ran(from power.Instance) {
 	if t := i.requests.asked.Swap(nil); t != nil {
 		i.h.metrics.Woken(i.spec().Runtime, from, i.h.Now().Sub(*t))

@@ -1,5 +1,5 @@
-// Package account states the facts about the state of an instance, now or at a
-// past time.
+// Package account explains why an instance is in its state, at present or at a past
+// time.
 package account
 
 import (
@@ -18,11 +18,12 @@ import (
 
 // Reasons in records that Explain recognizes.
 const (
-	LetRun    = "it was thawed while no daemon was running" // the reason of a resume
-	Restarted = "restarted: "                               // the prefix of the reason of a restart
+	LetRun    = "it was thawed while no daemon was running" // reason of a resume
+	Restarted = "restarted: "                               // prefix of the reason of a restart
 )
 
-// Explain adds to y why its instance is in its state, and what would change that.
+// Explain adds to y why the instance is in its current state, and what would change
+// that.
 func Explain(y *hostctl.Why) {
 	o := &y.Instance
 	var none time.Time
@@ -91,7 +92,8 @@ func Explain(y *hostctl.Why) {
 	}
 }
 
-// Unavailable explains, at now, why only the record of an instance is known.
+// Unavailable explains why only the record of an instance is known. now is the time
+// of the explanation.
 func Unavailable(o hostctl.Instance, now time.Time) hostctl.Why {
 	a := why.Account{Object: o.ID, Name: o.Name, Kind: why.KindInstance, At: now, State: o.State, Signals: []evidence.Signal{}, Leases: []idle.Lease{}}
 	a.NoRemedy()
@@ -100,17 +102,17 @@ func Unavailable(o hostctl.Instance, now time.Time) hostctl.Why {
 	return hostctl.Why{Instance: o, Account: a}
 }
 
-// Journal holds the evidence of past checks and changes.
+// Journal returns the evidence of past checks and changes.
 type Journal interface {
 	Read(ctx context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error)
 }
 
-// Then explains the state of an instance at a past time. a identifies the
-// instance, and y holds its present view.
+// Then explains the state of an instance at a past time. a identifies the instance,
+// and y is its current view.
 func Then(ctx context.Context, j Journal, a why.Account, at time.Time, y hostctl.Why) (hostctl.Why, error) {
 	a.At = at
 	var c evidence.Recall
-	var down *evidence.Record // the change in effect, if it is not to running
+	var down *evidence.Record // the last change before at, if that was not to running
 	var err error
 	c.Missing, err = j.Read(ctx, evidence.Query{Object: a.Object, To: at}, func(r evidence.Record) error {
 		c.Add(at, &r)

@@ -11,7 +11,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestExplain checks what is offered to change the state of an instance.
+// TestExplain checks which remedies an explanation offers.
 func TestExplain(t *testing.T) {
 	for _, row := range []struct {
 		o    hostctl.Instance
@@ -31,7 +31,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// journal yields records, as the journal of evidence does.
+// journal returns its records like the journal of evidence.
 type journal []evidence.Record
 
 func (j journal) Read(_ context.Context, q evidence.Query, yield func(evidence.Record) error) ([]evidence.Missing, error) {
@@ -45,8 +45,8 @@ func (j journal) Read(_ context.Context, q evidence.Query, yield func(evidence.R
 	return nil, nil
 }
 
-// TestThen checks that a past state is the one after the last change before
-// that time, and that later changes and other instances are ignored.
+// TestThen checks that a past state is the one after the last change before that
+// time, and that later changes and other instances are ignored.
 func TestThen(t *testing.T) {
 	at := func(s int) time.Time { return time.Unix(int64(1000+s), 0) }
 	change := func(object, to, by string, s int) evidence.Record {

@@ -23,40 +23,40 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// CheckInterval is how often the queue is checked when nothing changes on this
-// host. The machine's available memory may have changed.
+// CheckInterval is how often the queue is checked even if nothing changes on this
+// host, because the machine's available memory may have changed.
 const CheckInterval = time.Second
 
 // Instance is an instance that needs memory or a boot slot, or can free some.
 // Its methods may be called with the lock of Controller held and must not call Controller.
 type Instance interface {
-	Size() int64                      // maximum memory in bytes, constant; 0 if its runtime does not know
-	Needs() (memory int64, slow bool) // requirements of a start or wake in the present state: bytes, and whether it needs a boot slot
-	Holds() int64                     // host memory that it may use in its present state, in bytes
-	// Sleeper returns how the instance can be moved to a deeper state to free
-	// memory. ok is false while it cannot.
+	Size() int64                      // maximum memory in bytes, which never changes; 0 if its runtime does not know
+	Needs() (memory int64, slow bool) // what a start or wake needs in the current state: bytes, and whether it needs a boot slot
+	Holds() int64                     // memory of the machine, in bytes, that it may use in its current state
+	// Sleeper describes how the instance can be moved to a deeper state to free
+	// memory. ok is false if it cannot be moved now.
 	Sleeper() (s admit.Sleeper, ok bool)
-	// PushDown takes the next step of the ladder early and reports whether it
-	// did. It is called without the lock of Controller, and may call Controller.
+	// PushDown takes the next step of the ladder now, and reports whether it did.
+	// It is called without the lock of Controller, and may call Controller.
 	PushDown(to power.Instance) bool
 }
 
 // Options configure a Controller.
 type Options struct {
 	// Memory bounds the total memory of instances of known size, in bytes; 0 means
-	// no bound. Available returns how much more the machine can give, in bytes; nil
+	// no bound. Available returns how many more bytes the machine can give; nil
 	// means that only Memory counts.
 	Memory    int64
 	Available func() (int64, error)
-	Places    int           // concurrent boots and restores from disk; 0 means no bound
-	Wait      time.Duration // how long a request waits
+	Places    int           // maximum concurrent boots and restores from disk; 0 means no bound
+	Wait      time.Duration // how long a request waits at most
 
-	Ctx    context.Context // ends every wait
+	Ctx    context.Context // cancels all waiting requests when it ends
 	Now    func() time.Time
 	Spawn  func(func())               // runs a function in a goroutine that the host waits for
-	Each   func(yield func(Instance)) // every instance, in any order
-	Sorted func() []Instance          // every instance, in a fixed order
-	Halted func() bool                // reports whether automatic actions are halted; if so, no instance is pushed down
+	Each   func(yield func(Instance)) // yields every instance, in any order
+	Sorted func() []Instance          // returns every instance, in a fixed order
+	Halted func() bool                // reports whether automatic actions are halted; then no instance is moved to a deeper state
 }
 
 // Request asks for the memory and boot slot that an instance needs.
@@ -64,14 +64,14 @@ type Request struct {
 	Name   string // name of the instance, for errors
 	What   string // start, wake or stop
 	Client bool   // a client waits for it
-	// Over returns why the request no longer applies; nil if it does. It is called
-	// with the lock of Controller held.
+	// Over returns why the request no longer applies, or nil. It is called with the
+	// lock of Controller held.
 	Over func() error
-	// Waits is called once if the request is queued.
+	// Waits is called once if the request has to wait.
 	Waits func(reason string)
 }
 
-// BusyError means that a request timed out in the queue.
+// BusyError means that a request has waited too long.
 type BusyError struct {
 	Name   string
 	What   string // start, wake or stop
@@ -88,7 +88,8 @@ func (e *BusyError) Cause() string {
 	return fmt.Sprintf("there was no room on this host for %s: %s", idle.Human(e.Waited), e.Reason)
 }
 
-// TooLargeError means that an instance can never fit.
+// TooLargeError means that an instance needs more memory than the host may ever
+// use.
 type TooLargeError struct{ Needs, Memory int64 } // bytes
 
 func (e *TooLargeError) Error() string {
@@ -99,7 +100,7 @@ func (e *TooLargeError) Error() string {
 // concurrent use.
 type Controller struct {
 	opts    Options
-	changed chan struct{} // signals that some instance has changed
+	changed chan struct{} // receives a value when some instance has changed
 	waits   atomic.Int32  // len(queue), read without mu
 
 	// mu is taken before the locks of the host and of instances, never after.
@@ -107,7 +108,7 @@ type Controller struct {
 	queue   []*waiter // in the order of admit.Order
 	seq     uint64
 	taken   int              // boot slots in use
-	given   map[Instance]int // grants to use memory that are in progress
+	given   map[Instance]int // memory granted to instances that are being started or woken, in bytes
 	making  bool             // make is running
 	granted uint64
 	refused uint64
@@ -124,28 +125,28 @@ type waiter struct {
 	leave        *Leave
 	err          error         // why it was refused
 	done         chan struct{} // closed when leave or err is set
-	reason       string        // why it waits
+	reason       string        // which resource it waits for
 }
 
 // Leave is a grant. It is in effect until End.
 type Leave struct {
-	r            *Controller // nil if nothing was needed
+	r            *Controller // nil if the request needed nothing
 	i            Instance
 	memory, slow bool
 }
 
-// Covers reports whether the grant includes these needs.
+// Covers reports whether the grant is enough for these needs.
 func (l *Leave) Covers(memory int64, slow bool) bool {
 	return (memory == 0 || l.memory) && (!slow || l.slow)
 }
 
-// New returns a Controller with nothing granted.
+// New returns a Controller without any grants.
 func New(o Options) *Controller {
 	return &Controller{opts: o, changed: make(chan struct{}, 1), given: map[Instance]int{}}
 }
 
-// Needs returns the requirements of a start or wake of i in its present state,
-// counting only the resources that this host limits.
+// Needs returns what a start or wake of i needs in its current state. It counts
+// only resources that this host limits.
 func (r *Controller) Needs(i Instance) (memory int64, slow bool) {
 	memory, slow = i.Needs()
 	if r.opts.Memory == 0 {
@@ -154,8 +155,8 @@ func (r *Controller) Needs(i Instance) (memory int64, slow bool) {
 	return memory, slow && r.opts.Places > 0
 }
 
-// Admit waits until i can be started or woken from its present state. It
-// returns a TooLargeError, a BusyError, or the error of Over.
+// Admit waits until there is enough for a start or wake of i from its current
+// state. Its error is a TooLargeError, a BusyError, or that of Over.
 func (r *Controller) Admit(ctx context.Context, i Instance, q Request) (*Leave, error) {
 	memory, slow := r.Needs(i)
 	if memory == 0 && !slow {
@@ -207,7 +208,7 @@ func (r *Controller) await(ctx context.Context, w *waiter) (*Leave, error) {
 	}
 }
 
-// leaves removes w from the queue. It returns false if w was already answered.
+// leaves removes w from the queue. It returns false if w has already been answered.
 func (r *Controller) leaves(w *waiter) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,11 +217,11 @@ func (r *Controller) leaves(w *waiter) bool {
 	}
 	r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
 	r.refused++
-	r.pumpLocked() // w may have blocked requests behind it
+	r.pumpLocked() // w may have blocked the requests behind it
 	return true
 }
 
-// End ends the grant. From then on, what the instance uses counts as its own.
+// End ends the grant. From then on, the instance's own use counts.
 func (l *Leave) End() {
 	if l.r == nil {
 		return
@@ -236,7 +237,7 @@ func (l *Leave) End() {
 	l.r.pumpLocked()
 }
 
-// Kick signals that memory may have become free. It never blocks.
+// Kick must be called when memory may have become free. It does not block.
 func (r *Controller) Kick() {
 	if r.waits.Load() == 0 {
 		return
@@ -253,7 +254,7 @@ func (r *Controller) pump() (short int64) {
 	return r.pumpLocked()
 }
 
-// Recheck calls f with the lock of Controller held, then drops the requests that no
+// Recheck calls f with the lock of Controller held, and then drops requests that no
 // longer apply.
 func (r *Controller) Recheck(f func()) {
 	r.mu.Lock()
@@ -262,8 +263,9 @@ func (r *Controller) Recheck(f func()) {
 	r.pumpLocked()
 }
 
-// pumpLocked admits the waiters that fit and drops those whose request no
-// longer applies. short is how many bytes the first waiter is missing.
+// pumpLocked admits the requests for which there is enough, and drops those that no
+// longer apply. It returns how many bytes are missing for the first that waits.
+// r.mu must be held.
 func (r *Controller) pumpLocked() (short int64) {
 	defer func() { r.waits.Store(int32(len(r.queue))) }()
 	r.queue = slices.DeleteFunc(r.queue, func(w *waiter) bool {
@@ -282,7 +284,7 @@ func (r *Controller) pumpLocked() (short int64) {
 	}
 	asks := make([]admit.Ask, len(r.queue))
 	for n, w := range r.queue {
-		if r.given[w.i] == 0 { // otherwise another call is already bringing it up
+		if r.given[w.i] == 0 { // otherwise another request already has memory for it
 			w.ask.Memory, w.ask.Slow = r.Needs(w.i)
 		} else {
 			w.ask.Memory, w.ask.Slow = 0, false
@@ -321,8 +323,8 @@ func (r *Controller) pumpLocked() (short int64) {
 	return short
 }
 
-// freeLocked returns the unassigned memory, limited by the budget and by what
-// the machine has available.
+// freeLocked returns how much memory can be granted, which the budget and the
+// machine's available memory limit. r.mu must be held.
 func (r *Controller) freeLocked() int64 {
 	used, coming := int64(0), int64(0)
 	r.opts.Each(func(i Instance) {
@@ -335,14 +337,15 @@ func (r *Controller) freeLocked() int64 {
 	})
 	free := r.opts.Memory - used
 	if f := r.opts.Available; f != nil {
-		if n, err := f(); err == nil { // otherwise only the budget counts
+		if n, err := f(); err == nil { // on an error, only the budget counts
 			free = min(free, n-coming)
 		}
 	}
 	return free
 }
 
-// make pushes sleeping instances down until the first waiter has enough memory.
+// make moves sleeping instances to deeper states until there is enough memory for
+// the first request.
 func (r *Controller) make() {
 	tried := map[Instance]power.Instance{}
 	for {
@@ -363,7 +366,7 @@ func (r *Controller) make() {
 	r.mu.Unlock()
 }
 
-// pick returns the instance to push one step down next.
+// pick returns the instance to move next, and its next state.
 func (r *Controller) pick(short int64, tried map[Instance]power.Instance) (Instance, power.Instance) {
 	if short <= 0 || r.opts.Halted() {
 		return nil, ""
@@ -394,7 +397,7 @@ func (r *Controller) pick(short int64, tried map[Instance]power.Instance) (Insta
 	return who[n], to
 }
 
-// Waiting returns the queued request of i; nil if there is none.
+// Waiting returns the waiting request of i, or nil.
 func (r *Controller) Waiting(i Instance) *hostctl.Waiting {
 	if r.waits.Load() == 0 {
 		return nil
@@ -421,7 +424,7 @@ func (r *Controller) Status() hostctl.Capacity {
 	return o
 }
 
-// Snapshot holds everything that the future behavior of a Controller depends on.
+// Snapshot is the state on which the future behavior of a Controller depends.
 type Snapshot struct {
 	Waiting []Waiting
 	Taken   int              // boot slots in use
@@ -435,7 +438,7 @@ type Waiting struct {
 	Since, Until time.Time
 }
 
-// Snapshot returns the present state.
+// Snapshot returns the current state.
 func (r *Controller) Snapshot() Snapshot {
 	r.mu.Lock()
 	defer r.mu.Unlock()

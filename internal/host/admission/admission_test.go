@@ -16,7 +16,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// guest is an instance that obeys immediately.
+// guest is an instance that goes to a deeper state as soon as it is asked.
 type guest struct {
 	size  int64
 	mu    sync.Mutex
@@ -61,7 +61,7 @@ func (g *guest) PushDown(to power.Instance) bool {
 	return true
 }
 
-// machine is a room with its instances, in a bubble.
+// machine is a Controller with its instances, in a synctest bubble.
 type machine struct {
 	*Controller
 	guests []*guest
@@ -97,7 +97,7 @@ func on(t *testing.T, o Options, sizes []int64, f func(m *machine)) {
 	})
 }
 
-// start brings a guest up within the given time.
+// start starts a guest, which takes the given time.
 func (m *machine) start(g *guest, takes time.Duration, q Request) error {
 	if q.Over == nil {
 		q.Over = func() error { return nil }
@@ -115,7 +115,7 @@ func (m *machine) start(g *guest, takes time.Duration, q Request) error {
 	return nil
 }
 
-// TestErrors checks each reason for which a request gets no room.
+// TestErrors checks the error for each reason for which a request is refused.
 func TestErrors(t *testing.T) {
 	on(t, Options{Memory: 100, Wait: time.Minute}, []int64{60, 50, 101}, func(m *machine) {
 		errtest.None(t, m.start(m.guests[0], 0, Request{}))
@@ -154,8 +154,8 @@ func TestErrors(t *testing.T) {
 	})
 }
 
-// TestPushesDown checks that a sleeping instance gives up its memory, except
-// during a halt.
+// TestPushesDown checks that a sleeping instance gives up its memory for another,
+// except during a halt.
 func TestPushesDown(t *testing.T) {
 	on(t, Options{Memory: 100, Wait: time.Minute}, []int64{60, 50}, func(m *machine) {
 		a, b := m.guests[0], m.guests[1]
@@ -174,9 +174,9 @@ func TestPushesDown(t *testing.T) {
 }
 
 // TestNeverBeyondTheBudget starts and ends instances of random sizes from many
-// goroutines. The memory held or promised never exceeds the limit, no more
-// instances boot concurrently than there are slots, and every request that can
-// fit is eventually served.
+// goroutines. It checks that the memory in use or granted never exceeds the limit,
+// that no more instances boot concurrently than there are slots, and that every
+// request that can be satisfied is.
 func TestNeverBeyondTheBudget(t *testing.T) {
 	rnd := scaletest.Random(t)
 	sizes := make([]int64, 15)

@@ -1,6 +1,6 @@
 // Package api serves a host: its HTTP API on a unix socket, and LULL_SOCKET, on
 // which programs report on themselves. It translates requests into calls of the
-// host and errors into problem documents, and decides nothing.
+// host, and errors into problem documents. It decides nothing.
 package api
 
 import (
@@ -31,7 +31,7 @@ import (
 	"lull/internal/protocol/hostctl/execstream"
 )
 
-// maxBody bounds a request body.
+// maxBody bounds the size of a request body, in bytes.
 const maxBody = 1 << 20
 
 // API serves a host over HTTP.
@@ -39,9 +39,9 @@ type API struct {
 	Host    *host.Host
 	Version string
 	Status  func() hostctl.Status // the daemon's status
-	Metrics http.Handler          // serves /metrics; nil disables it
-	// Link returns a link that signs user in to the dashboard, once, or the reason
-	// why no dashboard is served.
+	Metrics http.Handler          // serves /metrics; if nil, there is no such endpoint
+	// Link returns a link that signs user in to the dashboard once, or why no
+	// dashboard is served.
 	Link func(ctx context.Context, user string) (hostctl.Link, error)
 }
 
@@ -51,7 +51,7 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	cfg := humax.Config("lull host", a.Version)
 	cfg.Info.Description = "Instances on one machine and their power states."
 	cfg.DocsPath = ""
-	// Durations are fractional seconds on the wire.
+	// Durations are fractional seconds in JSON.
 	cfg.Components.Schemas.RegisterTypeAlias(reflect.TypeFor[idle.Duration](), reflect.TypeFor[float64]())
 	api := humago.New(mux, cfg)
 	api.UseMiddleware(humax.Strict)
@@ -63,7 +63,7 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	a.adopted(api)
 	a.images(api)
 	a.stream(api, mux)
-	whole := http.NewServeMux() // for bodies of any size
+	whole := http.NewServeMux() // handlers whose request bodies may have any size
 	a.files(whole)
 	a.attach(mux)
 	humax.NeverNull(api.OpenAPI())
@@ -74,7 +74,7 @@ func (a *API) Handler() (http.Handler, huma.API) {
 	return whole, api
 }
 
-// Named addresses one instance by name or ID.
+// Named is the name or ID of an instance in a request's path.
 type Named struct {
 	Name string `path:"name" maxLength:"63" doc:"Name or id of an instance"`
 }
@@ -85,7 +85,7 @@ func operation(id, method, path, summary string) huma.Operation {
 	return huma.Operation{OperationID: id, Method: method, Path: "/api/v1" + path, Summary: summary, MaxBodyBytes: maxBody}
 }
 
-// problem converts an error of the host to a problem document.
+// problem converts an error of the host into a problem document.
 func problem(err error) error {
 	if err == nil {
 		return nil
@@ -146,7 +146,7 @@ func (a *API) reads(api huma.API) {
 		})
 }
 
-// adopted registers the requests for programs that lull did not start.
+// adopted registers the requests about programs that lull did not start.
 func (a *API) adopted(api huma.API) {
 	changes(a, api, created("adopt", "/adopted", "Make an instance of what runs already; 409 with the reason if it must not be frozen"),
 		func(ctx context.Context, in *struct{ Body hostctl.Adopt }) (id string, err error) {
@@ -301,7 +301,7 @@ func (a *API) files(mux *http.ServeMux) {
 		w.Header().Set("Content-Type", "application/x-tar")
 		switch begun, err := a.Host.ReadFiles(r.Context(), w, r.PathValue("name"), path); {
 		case err != nil && begun:
-			panic(http.ErrAbortHandler) // prevents the client from taking it as complete
+			panic(http.ErrAbortHandler) // makes the client see that the stream is incomplete
 		case err != nil:
 			refuse(w, err)
 		}
@@ -319,7 +319,7 @@ func (a *API) files(mux *http.ServeMux) {
 	})
 }
 
-// attach serves commands whose streams are connected to the client.
+// attach serves commands with streams between the command and the client.
 func (a *API) attach(mux *http.ServeMux) {
 	mux.HandleFunc("POST /api/v1/instances/{name}/exec/stream", func(w http.ResponseWriter, r *http.Request) {
 		refuse := func(err error) {
@@ -340,7 +340,7 @@ func (a *API) attach(mux *http.ServeMux) {
 			refuse(&host.InvalidError{Err: fmt.Errorf("cannot read the command: %w", err)})
 			return
 		}
-		_, _ = io.Copy(io.Discard, r.Body) // Hijack requires that the body was read
+		_, _ = io.Copy(io.Discard, r.Body) // Hijack requires that the body has been read
 		begun := false
 		err := a.Host.Attach(r.Context(), r.PathValue("name"), q.Command, func(run host.Run) error {
 			c, _, err := http.NewResponseController(w).Hijack()
@@ -363,14 +363,14 @@ func (a *API) attach(mux *http.ServeMux) {
 	})
 }
 
-// followed is the request for the event stream.
+// followed holds the parameters of a request for the event stream.
 type followed struct {
 	Last  string `header:"Last-Event-ID" maxLength:"20"`
 	Since string `query:"since" maxLength:"20" doc:"now, or a sequence number; default: all retained events, the newest 4096, including those from before a daemon restart. If the number is no longer retained, a reset comes first, then all retained events"`
 	Kept  bool   `query:"kept" doc:"Return only retained events and end before new ones"`
 }
 
-// Resolve rejects an invalid position in the stream.
+// Resolve returns an error for an invalid position in the stream.
 func (f *followed) Resolve(huma.Context) (faults []error) {
 	for where, text := range map[string]string{"header.Last-Event-ID": f.Last, "query.since": f.Since} {
 		if _, err := strconv.ParseUint(text, 10, 64); err != nil && text != "" && text != "now" {
@@ -417,11 +417,11 @@ func logsOf(query string) (hostctl.Logs, error) {
 	return l, nil
 }
 
-// streamKey is the context key of the response writer.
+// streamKey is the context key for the response writer of a stream.
 type streamKey struct{}
 
-// beginStream sends the response head and one comment line, so that the client
-// sees the stream open. The first event may take hours.
+// beginStream sends the response header and a comment line, so that the client sees
+// that the stream is open. The first event may take hours.
 func beginStream(ctx context.Context) error {
 	w, ok := ctx.Value(streamKey{}).(http.ResponseWriter)
 	if !ok {

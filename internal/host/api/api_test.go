@@ -41,8 +41,8 @@ func ask(h http.Handler, method, path, body string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// TestAPIAnswers is a table of requests and their responses: problem documents
-// name the field, and a bad request changes nothing.
+// TestAPIAnswers checks the responses to a table of requests: a problem document
+// names the field, and a bad request changes nothing.
 func TestAPIAnswers(t *testing.T) {
 	h := testAPI()
 	for _, c := range []struct {
@@ -105,7 +105,8 @@ func TestAPIAnswers(t *testing.T) {
 	}
 }
 
-// TestProblems checks the status of each kind of error, however it is wrapped.
+// TestProblems checks the status for each kind of error, however the error is
+// wrapped.
 func TestProblems(t *testing.T) {
 	for want, err := range map[int]error{
 		http.StatusServiceUnavailable:  &host.BusyError{Name: "a", What: "start"},
@@ -126,8 +127,8 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// TestNoListIsNull encodes an empty value of every response type and checks
-// that neither the encoding nor the OpenAPI document allows a null list.
+// TestNoListIsNull checks for every response type that neither the JSON of its
+// empty value nor the OpenAPI document allows null for a list.
 func TestNoListIsNull(t *testing.T) {
 	h := host.New(host.Config{Records: hosttest.NewDisk(), KeepEvents: 16})
 	_, api := (&API{Host: h, Version: "test", Status: func() hostctl.Status { return hostctl.Status{} }}).Handler()
@@ -143,14 +144,14 @@ func TestNoListIsNull(t *testing.T) {
 	}
 }
 
-// TestTheStreamBeginsWithoutAnEvent checks that a client gets the response head
+// TestTheStreamBeginsWithoutAnEvent checks that a client gets the response header
 // before the first event.
 func TestTheStreamBeginsWithoutAnEvent(t *testing.T) {
 	if code, body := ask(testAPI(), "GET", "/api/v1/events?kept=true", ""); code != 200 || body != ": events\n\n" {
 		t.Errorf("nothing is kept: %d %q", code, body)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		h := testAPI() // created inside, because what it waits on must belong to the bubble
+		h := testAPI() // created inside the bubble, because its channels must belong to the bubble
 		ctx, leave := context.WithCancel(t.Context())
 		w := httptest.NewRecorder()
 		var served sync.WaitGroup
@@ -164,8 +165,9 @@ func TestTheStreamBeginsWithoutAnEvent(t *testing.T) {
 	})
 }
 
-// FuzzAPICreate sends random bodies. The answer must be a success or a problem,
-// never a crash, and a refused body must leave no instance.
+// FuzzAPICreate checks that a random request body is answered with a success or a
+// problem document, never with a crash, and that a refused body creates no
+// instance.
 func FuzzAPICreate(f *testing.F) {
 	f.Add(`{"name":"a","runtime":"process","command":["x"],"start":false}`)
 	f.Add(`{"name":"a","runtime":"process","command":["x"],"start":false,"expose":[{"listen":"127.0.0.1:1","target":"127.0.0.1:2","path":"auto"}]}`)

@@ -14,8 +14,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// changes registers an operation that changes an instance and answers with it.
-// do returns its name or ID.
+// changes registers an operation that changes an instance and returns its view. do
+// returns the instance's name or ID.
 func changes[I any](a *API, api huma.API, op huma.Operation, do func(context.Context, *I) (name string, err error)) {
 	huma.Register(api, op, func(ctx context.Context, in *I) (*answer[hostctl.Instance], error) {
 		name, err := do(ctx, in)
@@ -27,14 +27,14 @@ func changes[I any](a *API, api huma.API, op huma.Operation, do func(context.Con
 	})
 }
 
-// created is operation for a request that makes an instance.
+// created is operation for a request that creates an instance.
 func created(id, path, summary string) huma.Operation {
 	op := operation(id, "POST", path, summary)
 	op.DefaultStatus = http.StatusCreated
 	return op
 }
 
-// moment parses the time of a request; zero if it is empty.
+// moment parses a time in a request. An empty text gives the zero time.
 func moment(text string) (at time.Time, err error) {
 	if text == "" {
 		return time.Time{}, nil

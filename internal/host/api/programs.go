@@ -13,17 +13,16 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// maxPrograms bounds the open connections of all programs to LULL_SOCKET.
+// maxPrograms bounds the number of open connections to LULL_SOCKET.
 const maxPrograms = 4096
 
-// Programs serves LULL_SOCKET, through which programs report on themselves. The
-// sender is identified by the peer's PID, which the kernel provides, never by
-// the message.
+// Programs serves LULL_SOCKET, on which programs report about themselves. The
+// sender is identified by the PID that the kernel provides, not by the message.
 type Programs struct {
 	Host     *host.Host
 	Log      *slog.Logger
 	Listener *unixsock.Listener
-	Identify func(pid int) (id string, err error) // returns the instance that a process belongs to
+	Identify func(pid int) (id string, err error) // returns the ID of the instance to which a process belongs
 }
 
 // Run serves until ctx ends.
@@ -73,8 +72,8 @@ func (p *Programs) serve(ctx context.Context, c *net.UnixConn) error {
 	}
 	busy := false
 	defer func() {
-		if busy { // it disconnected without reporting that its work is done
-			_ = p.Host.ProgramBusy(id, -1) // it fails only if the instance was removed
+		if busy { // it has disconnected without reporting that its work is done
+			_ = p.Host.ProgramBusy(id, -1) // fails only if the instance was removed
 		}
 	}()
 	return guest.Serve(c, func(m guest.Message) error {

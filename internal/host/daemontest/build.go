@@ -3,11 +3,10 @@
 // restarts a host, calls its API and waits for results.
 //
 // Programs are built once per test binary, and statically whatever CGO_ENABLED
-// says. Each host has its own directory with its data, socket and log. At the
-// end of a test its instances, the host and its shim are ended; a process or a
-// guest's file that is left fails the test. The package observes programs from
-// outside; package hosttest has the simulated world for tests of the daemon's
-// code.
+// says. Each host has its own directory with its data, socket and log. At the end
+// of a test, the host, its shim and its instances are ended. If a process or a
+// guest's file is left, the test fails. The package observes programs from outside;
+// package hosttest has the simulated world for tests of the daemon's code.
 //
 // Environment: LULL_RACE=1 builds lull with the race detector. Package
 // programtest documents where the other programs come from.
@@ -32,13 +31,12 @@ var programs struct {
 	err  error
 }
 
-// Main runs the tests of a package. Its hosts need lull, lull-shim and the
-// programs of the packages in more. They are built when the first test asks for
-// them.
+// Main runs the tests of a package. Their hosts need lull, lull-shim, and the
+// programs of the packages in more, which are built when a test first needs them.
 func Main(m *testing.M, more ...string) {
 	dir, err := os.MkdirTemp("", "lullbin")
 	if err == nil {
-		err = os.Chmod(dir, 0o755) // ordinary users run them too
+		err = os.Chmod(dir, 0o755) // other users must be able to run them
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cannot make a folder for what is tested:", err)
@@ -50,10 +48,11 @@ func Main(m *testing.M, more ...string) {
 	os.Exit(code)
 }
 
-// Program returns the path of a program. Build or Start must have been called.
+// Program returns the path of a built program. Build or Start must have been
+// called.
 func Program(name string) string { return filepath.Join(programs.dir, name) }
 
-// Build builds the programs unless they exist.
+// Build builds the programs, unless that has been done.
 func Build(t testing.TB) {
 	t.Helper()
 	programs.once.Do(func() { programs.err = build() })

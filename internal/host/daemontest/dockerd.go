@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Dockerd is a private Docker daemon: its data, its socket, and the image
-// box:1, which is Image.
+// Dockerd is a private Docker daemon with its own data and socket. It has one
+// image, box:1, made from Image.
 type Dockerd struct {
 	T         testing.TB
 	dir       string
@@ -24,15 +24,15 @@ type Dockerd struct {
 	gone      chan struct{}
 }
 
-// StartDockerd runs a Docker daemon until the test ends. Its containers outlive
-// it, as in a production setup.
+// StartDockerd runs a Docker daemon until the test ends. Its containers survive its
+// restarts, as in production.
 func StartDockerd(t testing.TB) *Dockerd {
 	t.Helper()
 	return StartDockerdIn(t, "")
 }
 
-// StartDockerdIn is StartDockerd in a network namespace, a file. The daemon sets up
-// the firewall there, which it leaves alone without one.
+// StartDockerdIn is StartDockerd in the network namespace given by a file. Only
+// there does the daemon set up the firewall.
 func StartDockerdIn(t testing.TB, namespace string) *Dockerd {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -58,8 +58,8 @@ func StartDockerdIn(t testing.TB, namespace string) *Dockerd {
 	return k
 }
 
-// end stops the daemon and removes everything that it created. noBridge means
-// that no bridge existed before.
+// end stops the daemon and removes everything that it has created. noBridge means
+// that there was no bridge before.
 func (k *Dockerd) end(noBridge bool) {
 	if k.Over() {
 		k.Start()
@@ -71,8 +71,8 @@ func (k *Dockerd) end(noBridge bool) {
 	if noBridge && k.namespace == "" {
 		_ = exec.Command("ip", "link", "del", "docker0").Run()
 	}
-	// What is mounted below belongs to namespaces of containers that have
-	// exited.
+	// Namespaces of containers that have exited are still mounted below the
+	// directory.
 	b, _ := os.ReadFile("/proc/self/mountinfo")
 	for _, f := range strings.Fields(string(b)) {
 		if strings.HasPrefix(f, k.dir+"/") {
@@ -84,10 +84,11 @@ func (k *Dockerd) end(noBridge bool) {
 	}
 }
 
-// Socket returns the path of its socket.
+// Socket returns the path of the daemon's socket.
 func (k *Dockerd) Socket() string { return k.dir + "/s" }
 
-// Start runs the daemon, also after Stop, and waits until it answers.
+// Start starts the daemon, for the first time or after Stop or Kill, and waits
+// until it answers.
 func (k *Dockerd) Start() {
 	k.T.Helper()
 	log, err := os.OpenFile(k.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -130,7 +131,7 @@ func (k *Dockerd) Over() bool {
 
 // Stop ends the daemon. Its containers continue to run.
 func (k *Dockerd) Stop() {
-	_ = k.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
+	_ = k.cmd.Process.Signal(syscall.SIGTERM) // fails if it has already ended
 	select {
 	case <-k.gone:
 	case <-time.After(WaitLimit):
@@ -140,14 +141,15 @@ func (k *Dockerd) Stop() {
 	}
 }
 
-// Kill kills the daemon and its containerd at once. Their containers continue to run.
+// Kill kills the daemon and its containerd together. Their containers continue to
+// run.
 func (k *Dockerd) Kill() {
-	_ = k.cmd.Process.Kill() // it may have ended already
+	_ = k.cmd.Process.Kill() // fails if it has already ended
 	<-k.gone
 	file := k.dir + "/e/containerd/containerd.pid"
 	b, err := os.ReadFile(file)
 	if err == nil {
-		err = os.Remove(file) // a zombie would count as alive
+		err = os.Remove(file) // without it, a zombie would count as running
 	}
 	if err != nil {
 		k.T.Fatal(err)
@@ -156,21 +158,21 @@ func (k *Dockerd) Kill() {
 	if err != nil || pid <= 1 {
 		k.T.Fatalf("the PID of containerd is %q", b)
 	}
-	_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended with its parent
+	_ = syscall.Kill(pid, syscall.SIGKILL) // fails if it has ended with its parent
 }
 
-// Hang stops the daemon's process, as a stalled disk would. It receives requests
-// and answers none until Continue.
+// Hang stops the daemon's process with SIGSTOP, as a stalled disk might. It
+// receives requests, but does not answer them until Continue.
 func (k *Dockerd) Hang() { _ = k.cmd.Process.Signal(syscall.SIGSTOP) }
 
-// Continue ends Hang.
+// Continue undoes Hang.
 func (k *Dockerd) Continue() { _ = k.cmd.Process.Signal(syscall.SIGCONT) }
 
 func (k *Dockerd) command(args []string) *exec.Cmd {
 	return exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.Socket()}, args...)...)
 }
 
-// Say runs a client command and returns its output, even if it fails.
+// Say runs a docker command and returns its output, even if it fails.
 func (k *Dockerd) Say(args ...string) string {
 	out, _ := k.command(args).Output()
 	return strings.TrimSpace(string(out))
@@ -186,7 +188,7 @@ func (k *Dockerd) Must(args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Fails is Must for a command that must fail; it returns what it printed.
+// Fails is Say for a command that must fail.
 func (k *Dockerd) Fails(args ...string) string {
 	k.T.Helper()
 	out, err := k.command(args).CombinedOutput()

@@ -18,22 +18,25 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Overdue is how long a client may go without an answer before a test records
-// why.
+// Overdue is how long a client may wait for an answer before a test records the
+// reason.
 const Overdue = 15 * time.Second
 
-// hungAfter is when Awaiting fails the test. It is shorter than WaitLimit, so
-// that the client still waits while the reason is recorded.
+// hungAfter is how long a client may wait for an answer before Awaiting fails the
+// test. It is shorter than WaitLimit, so that the client still waits while the
+// reason is recorded.
 const hungAfter = WaitLimit - 10*time.Second
 
-// evidenceLimit is the time limit for each part of Evidence.
+// evidenceLimit bounds each part of Evidence.
 const evidenceLimit = 5 * time.Second
 
-// Awaiting watches over a client of the instance name. If the client has no
-// answer within Overdue, Evidence goes to the test's log. If it still has none
-// shortly before WaitLimit, the test fails, Evidence is logged again, and
-// SIGQUIT ends the daemon with the stacks of its goroutines. The caller must
-// call answered when the client is done. inside may be nil; see Evidence.
+// Awaiting watches a client of the instance name. The caller must call answered
+// when the client is done.
+//
+// If the client has no answer after Overdue, Evidence is written to the test's log.
+// If it still has none shortly before WaitLimit, the test fails, Evidence is logged
+// again, and SIGQUIT ends the daemon with the stacks of its goroutines. inside is
+// as for Evidence and may be nil.
 func (h *Host) Awaiting(name, what string, inside func(context.Context) string) (answered func()) {
 	h.T.Helper()
 	done, over := make(chan struct{}), make(chan struct{})
@@ -57,7 +60,7 @@ func (h *Host) Awaiting(name, what string, inside func(context.Context) string) 
 }
 
 // overdue records why a client has no answer. Clients that wait at the same time
-// share the record.
+// share one record.
 func (h *Host) overdue(name, what string, since time.Duration, last bool, inside func(context.Context) string) {
 	since = since.Round(time.Second)
 	h.evidence.Lock()
@@ -74,11 +77,11 @@ func (h *Host) overdue(name, what string, since time.Duration, last bool, inside
 	h.T.Errorf("no answer to %s after %s\n%s\n--- goroutines\n%s", what, since, said, h.goroutines())
 }
 
-// Evidence describes everything that can keep a client of an instance waiting:
-// the instance as the daemon sees it, its control groups, processes and sockets
-// as the kernel sees them, the latest events, and what daemon and program wrote.
-// inside asks the program itself. It is called only while the instance runs,
-// since a question would wake it. Nothing else in here wakes it.
+// Evidence describes everything that can keep a client of an instance waiting: the
+// daemon's view of the instance; its control groups, processes and sockets
+// according to the kernel; the latest events; and the output of daemon and program.
+// inside queries the program itself. It is called only while the instance runs,
+// because it would wake the instance. Nothing else in Evidence does.
 func (h *Host) Evidence(name string, inside func(context.Context) string) string {
 	var b strings.Builder
 	part := func(title, text string) { fmt.Fprintf(&b, "--- %s\n%s\n", title, strings.TrimRight(text, "\n")) }
@@ -130,8 +133,8 @@ func (h *Host) Evidence(name string, inside func(context.Context) string) string
 	return b.String()
 }
 
-// goroutines ends the daemon with SIGQUIT and returns the stacks that it wrote.
-// The shim then thaws what is frozen.
+// goroutines ends the daemon with SIGQUIT and returns the stacks that it has
+// printed. The shim then thaws everything that is frozen.
 func (h *Host) goroutines() string {
 	if h.Over() {
 		return "the daemon has ended"
@@ -141,7 +144,7 @@ func (h *Host) goroutines() string {
 		before = st.Size()
 	}
 	h.killed = true
-	_ = h.cmd.Process.Signal(syscall.SIGQUIT) // it may have ended already
+	_ = h.cmd.Process.Signal(syscall.SIGQUIT) // fails if it has already ended
 	select {
 	case <-h.gone:
 	case <-time.After(evidenceLimit):
@@ -158,15 +161,15 @@ func errorOrNothing(err error) string {
 	return ""
 }
 
-// tail returns the end of a file.
+// tail returns the last size bytes of a file.
 func tail(path string, size int) string {
 	b, err := os.ReadFile(path)
 	return string(b[max(0, len(b)-size):]) + errorOrNothing(err)
 }
 
-// tree returns the processes of this host and of one of its programs, and their
-// descendants. Programs that write over their environment are found by their
-// parent.
+// tree returns the processes of this host and of the program with the PID main, and
+// their descendants. Programs that overwrite their environment are found by their
+// parents.
 func (h *Host) tree(main int) []int {
 	in := map[int]bool{main: main != 0, h.PID(): true}
 	for _, pid := range h.Processes() {
@@ -190,20 +193,20 @@ func (h *Host) tree(main int) []int {
 	return slices.Sorted(maps.Keys(in))
 }
 
-// statFields returns the fields of a process's stat from its state on.
+// statFields returns the fields of a process's stat file, beginning with the state.
 func statFields(pid int) []string {
 	stat := read(pid, "stat")
 	return strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 }
 
-// describe lists each process with its state, parent, place in the kernel and
-// command line.
+// describe returns a line for each process with its state, parent, place in the
+// kernel and command line.
 func describe(pids []int) string {
 	var b strings.Builder
 	for _, pid := range pids {
 		f := statFields(pid)
 		if len(f) < 2 {
-			continue // it has just ended
+			continue // the process has ended
 		}
 		fmt.Fprintf(&b, "%d %s parent %s in %s: %s\n", pid, f[0], f[1], read(pid, "wchan"), strings.ReplaceAll(read(pid, "cmdline"), "\x00", " "))
 		if f[0] == "D" || f[0] == "T" {
@@ -213,7 +216,7 @@ func describe(pids []int) string {
 	return b.String()
 }
 
-// groups describes the freezers of the control groups of processes.
+// groups describes the freezers of the processes' control groups.
 func groups(pids []int) string {
 	members := map[string][]int{}
 	for _, pid := range pids {
@@ -238,8 +241,8 @@ func groups(pids []int) string {
 	return b.String()
 }
 
-// sockets lists the TCP sockets on the ports of an instance, and the unix
-// sockets below this host's directory.
+// sockets returns the TCP sockets on the ports of an instance, and the unix sockets
+// below this host's directory.
 func (h *Host) sockets(o hostctl.Instance) string {
 	var find []string
 	for _, e := range o.Endpoints {

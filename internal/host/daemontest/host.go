@@ -24,25 +24,25 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Config configures a host. The zero value selects the daemon's defaults.
+// Config configures a host. The zero value means the daemon's defaults.
 type Config struct {
-	Args     []string // of lull host, besides its data and socket
-	UID, GID int      // user that runs it; 0 is the user of the tests
-	Under    string   // where its directory is created; "" is the directory for temporary files
-	Env      []string // of the daemon, besides the necessary
-	Lull     string   // path of the lull binary; "" is the one that Build built
+	Args     []string // arguments of lull host besides data and socket
+	UID, GID int      // user that runs it; 0 means the user of the tests
+	Under    string   // where its directory is created; "" means the directory for temporary files
+	Env      []string // environment of the daemon besides the necessary variables
+	Lull     string   // path of the lull binary; "" means the one that Build has built
 }
 
-// Host is a lull host that runs as a child process, and a client of it. Its
-// methods fail the test that it belongs to.
+// Host is a lull host in a child process, and a client of it. Its methods fail the
+// test on errors.
 type Host struct {
 	*hostctl.Client
 	T   *testing.T
-	Dir string // its data, socket and log, readable for all
+	Dir string // directory of its data, socket and log, which everyone may read
 	*child
 }
 
-// child is the process of a host. A host has one at a time.
+// child is the current process of a host.
 type child struct {
 	cfg    Config
 	cmd    *exec.Cmd
@@ -51,14 +51,14 @@ type child struct {
 	killed bool
 
 	evidence   sync.Mutex // held while evidence is recorded
-	evidenceAt time.Time  // when it was recorded last
+	evidenceAt time.Time  // when it was last recorded
 }
 
 // Start runs a host until the test ends.
 func Start(t *testing.T, cfg Config) *Host {
 	t.Helper()
 	Build(t)
-	dir, err := os.MkdirTemp(cfg.Under, "lh") // short, because of the sockets in it
+	dir, err := os.MkdirTemp(cfg.Under, "lh") // short, because of the length limit of socket paths
 	if err == nil {
 		err = errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, owner(cfg.UID), owner(cfg.GID)))
 	}
@@ -74,7 +74,7 @@ func Start(t *testing.T, cfg Config) *Host {
 	return h
 }
 
-// owner returns id for chown, where -1 leaves the owner unchanged.
+// owner returns an ID for chown, where -1 means unchanged.
 func owner(id int) int {
 	if id == 0 {
 		return -1
@@ -84,14 +84,15 @@ func owner(id int) int {
 
 func (h *Host) socket() string { return h.Dir + "/host.sock" }
 
-// In returns h for the subtest t.
+// In returns a copy of h that reports failures to the subtest t.
 func (h *Host) In(t *testing.T) *Host { c := *h; c.T = t; return &c }
 
-// Set adds arguments for daemons booted from now on. If an argument is
-// repeated, the last one counts.
+// Set adds arguments for the next daemons. If an argument is repeated, the last
+// value counts.
 func (h *Host) Set(args ...string) { h.cfg.Args = append(slices.Clip(h.cfg.Args), args...) }
 
-// Boot starts the daemon, also after Kill, and waits until it answers.
+// Boot starts the daemon, for the first time or after Kill, and waits until it
+// answers.
 func (h *Host) Boot() {
 	h.T.Helper()
 	log, err := os.OpenFile(h.Dir+"/daemon.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -101,8 +102,7 @@ func (h *Host) Boot() {
 	defer log.Close()
 	cmd := exec.Command(cmp.Or(h.cfg.Lull, Program("lull")), append([]string{"host", "--data", h.Dir + "/data", "--socket", h.socket()}, h.cfg.Args...)...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
-	// Nothing is inherited from the tests' environment: variables are settings
-	// too.
+	// The tests' environment is not inherited, because variables are settings too.
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/", "GORACE=halt_on_error=1 exitcode=66"}, h.cfg.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if h.cfg.UID != 0 {
@@ -132,7 +132,7 @@ func (h *Host) Over() bool {
 // Kill kills the daemon with SIGKILL.
 func (h *Host) Kill() {
 	h.killed = true
-	_ = h.cmd.Process.Kill() // it may have ended already
+	_ = h.cmd.Process.Kill() // fails if it has already ended
 	<-h.gone
 }
 
@@ -144,7 +144,7 @@ func (h *Host) PID() int { return h.cmd.Process.Pid }
 func (h *Host) Log() string {
 	var out []byte
 	for _, f := range []string{"/daemon.log", "/data/shim/shim.log"} {
-		b, _ := os.ReadFile(h.Dir + f) // the shim's may not exist yet
+		b, _ := os.ReadFile(h.Dir + f) // the shim may have no log yet
 		var rare []byte
 		for line := range bytes.Lines(b) {
 			if !bytes.Contains(line, []byte("level=INFO")) {
@@ -156,12 +156,13 @@ func (h *Host) Log() string {
 	return string(out)
 }
 
-// end ends everything, and fails the test if something does not end.
+// end ends the host, its instances and its shim, and fails the test if one of them
+// does not end.
 func (h *Host) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), WaitLimit)
 	defer cancel()
 	switch {
-	case h.cmd == nil: // it never started
+	case h.cmd == nil: // it was never started
 	case !h.Over():
 		h.removeAll(ctx)
 		_ = h.cmd.Process.Signal(syscall.SIGTERM)
@@ -200,7 +201,7 @@ func (h *Host) removeAll(ctx context.Context) {
 		wg.Go(func() {
 			err := h.Remove(ctx, o.ID)
 			if p, ok := errors.AsType[*httpx.Problem](err); ok && p.Status == http.StatusNotFound {
-				return // an adopted program that has ended is released
+				return // an adopted program has ended and was released
 			}
 			if err != nil {
 				h.T.Errorf("cannot remove %s at the end: %v", o.Name, err)
@@ -222,8 +223,8 @@ func (h *Host) endShim() {
 	}
 }
 
-// left kills the remaining processes of this host. It returns their names and
-// the names of leftover guest files.
+// left kills the processes that this host has left. It returns their names, and the
+// names of guests' files that are left.
 func (h *Host) left() (what []string) {
 	var pids []int
 	waittest.Within(WaitLimit, func() bool { pids = h.Processes(); return len(pids) == 0 })
@@ -239,7 +240,7 @@ func (h *Host) left() (what []string) {
 	return append(what, files...)
 }
 
-// Seconds returns a duration in the form that the API takes.
+// Seconds returns a duration in the type that the API uses.
 func Seconds(d time.Duration) *idle.Duration { v := idle.Duration(d); return &v }
 
 // Launch creates and starts an instance.
@@ -252,7 +253,7 @@ func (h *Host) Launch(s instance.Spec) hostctl.Instance {
 	return o
 }
 
-// Said returns the end of an instance's output.
+// Said returns the last output of an instance.
 func (h *Host) Said(name string) string {
 	var b bytes.Buffer
 	if err := h.Logs(h.T.Context(), name, hostctl.Logs{Tail: 30}, &b); err != nil {
@@ -261,7 +262,8 @@ func (h *Host) Said(name string) string {
 	return b.String()
 }
 
-// Show returns an instance, which must exist. It wakes nothing.
+// Show returns the view of an instance, which must exist. It does not wake the
+// instance.
 func (h *Host) Show(name string) hostctl.Instance {
 	h.T.Helper()
 	o, err := h.Get(h.T.Context(), name)
@@ -271,8 +273,8 @@ func (h *Host) Show(name string) hostctl.Instance {
 	return o
 }
 
-// Until waits until an instance exists and ok returns true for it, and returns
-// it. One that was created or renamed by others may not be known yet.
+// Until waits until an instance exists and ok returns true for it, and returns its
+// view. what describes the condition.
 func (h *Host) Until(name, what string, ok func(o hostctl.Instance) bool) (o hostctl.Instance) {
 	h.T.Helper()
 	Wait(h.T, name+": "+what, func() (bool, string) {
@@ -288,7 +290,7 @@ func (h *Host) Until(name, what string, ok func(o hostctl.Instance) bool) (o hos
 	return o
 }
 
-// Await waits for a state and returns the instance.
+// Await waits until an instance is in a state, and returns its view.
 func (h *Host) Await(name, state string) hostctl.Instance {
 	h.T.Helper()
 	return h.Until(name, "it is "+state, func(o hostctl.Instance) bool { return o.State == state })
@@ -300,7 +302,7 @@ func Describe(o hostctl.Instance) string {
 		o.Name, o.State, o.StatusReason, o.PID, o.Connections, o.Blocks, o.Activity)
 }
 
-// Must carries out a verb that must succeed.
+// Must performs an operation (verb) that must succeed.
 func (h *Host) Must(name, verb string) {
 	h.T.Helper()
 	if _, err := h.Do(h.T.Context(), name, verb, nil); err != nil {
@@ -308,7 +310,7 @@ func (h *Host) Must(name, verb string) {
 	}
 }
 
-// Force pauses an instance, even in use.
+// Force pauses an instance even if it is in use.
 func (h *Host) Force(name string) error {
 	_, err := h.Do(h.T.Context(), name, "pause", url.Values{"force": {"true"}})
 	return err

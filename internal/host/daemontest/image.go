@@ -9,15 +9,15 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// Image returns a root file system with a shell and the program guest, which
-// must be among the programs of Main.
+// Image returns the directory of a root file system with a shell and the program
+// guest, which must be among those passed to Main.
 func Image(t testing.TB) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
 	Need(t, err, "busybox-static")
 	Build(t)
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil { // other users run in it
+	if err := os.Chmod(dir, 0o755); err != nil { // other users run programs in it
 		t.Fatal(err)
 	}
 	for _, d := range []string{"bin", "tmp", "etc", "proc", "dev", "sys", "run", "root"} {

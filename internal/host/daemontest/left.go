@@ -12,11 +12,10 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// LeavesCommand starts a command inside an instance and then closes the
-// request. While the command runs, it must be listed and the instance must not
-// be paused automatically. Afterwards the command must have ended although it
-// ignores SIGTERM. The processes of the instance must be visible on this
-// machine.
+// LeavesCommand starts a command that ignores SIGTERM inside an instance, and then
+// closes the request. It checks that the command is listed and prevents automatic
+// pauses while it runs, and that it is killed afterwards. The processes of the
+// instance must be visible on this machine.
 func (h *Host) LeavesCommand(name string) {
 	h.T.Helper()
 	const mark = "left-behind"
@@ -46,7 +45,7 @@ func (h *Host) LeavesCommand(name string) {
 	})
 }
 
-// running returns the PID of a process with that last argument, 0 for none.
+// running returns the PID of a process whose last argument is last, or 0.
 func running(last string) int {
 	ents, _ := os.ReadDir("/proc")
 	for _, e := range ents {

@@ -12,7 +12,7 @@ import (
 // WaitLimit bounds every wait.
 const WaitLimit = waittest.Timeout
 
-// Wait polls until cond returns true. After Patience it fails the test with the
+// Wait polls until cond returns true. After WaitLimit it fails the test with the
 // last value of saw.
 func Wait(t testing.TB, what string, cond func() (ok bool, saw string)) {
 	t.Helper()
@@ -22,7 +22,7 @@ func Wait(t testing.TB, what string, cond func() (ok bool, saw string)) {
 	}
 }
 
-// Addr returns an unused loopback address.
+// Addr returns a loopback address that is not in use.
 func Addr(t testing.TB) string {
 	t.Helper()
 	port, err := freeport.Take()
@@ -32,8 +32,8 @@ func Addr(t testing.TB) string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
 
-// Need skips the test if a Debian package is missing. err is the result of the
-// search for it; nil means that it was found.
+// Need skips the test if err, the result of searching for the Debian package pkg,
+// is not nil.
 func Need(t testing.TB, err error, pkg string) {
 	t.Helper()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package deadlines keeps one deadline for each of many items, with one timer.
+// Package deadlines keeps a deadline for each of many items with a single timer.
 package deadlines
 
 import (
@@ -10,9 +10,9 @@ import (
 
 // Queue holds the deadlines of items of type T. It is safe for concurrent use.
 //
-// One goroutine of Run, the leader, waits for the first deadline and handles its
-// item itself, so that nothing else has to be woken for it. While it does something
-// that takes long, another one leads.
+// One goroutine of Run, the leader, waits for the first deadline and handles the
+// item itself, so that no other goroutine has to be woken. If handling takes long,
+// another goroutine becomes the leader.
 type Queue[T any] struct {
 	alarm func() (Alarm, error)
 
@@ -20,38 +20,39 @@ type Queue[T any] struct {
 	heap    entries[T]
 	handle  func(item T, yield func()) // nil unless Run runs
 	width   int
-	next    Alarm     // of the leader, for the first deadline
-	watch   Alarm     // for the time since which the leader handles an item
-	stint   uint64    // of the leader; counts leaders
-	vacant  bool      // the next goroutine that has handled its item leads
-	waiting bool      // the leader waits for next
-	since   time.Time // when the leader began to handle an item; zero if it does not
-	running int       // items that are being handled
+	next    Alarm     // the leader waits on it for the first deadline
+	watch   Alarm     // set while the leader handles an item, to notice if that takes long
+	stint   uint64    // number of the current leader
+	vacant  bool      // there is no leader: the next goroutine that has handled its item becomes it
+	waiting bool      // the leader is waiting on next
+	since   time.Time // when the leader began to handle an item; zero if it handles none
+	running int       // number of items being handled
 	busy    sync.WaitGroup
 }
 
-// patience is how long the leader handles an item before another one leads.
+// patience is how long the leader may handle an item before another goroutine
+// becomes the leader.
 const patience = 20 * time.Millisecond
 
-// Alarm waits for a time. Only one goroutine waits.
+// Alarm lets one goroutine wait for a time that others can change.
 type Alarm interface {
-	Set(at time.Time) // replaces the time; zero is never. It does not block.
-	Wait()            // returns when the time has come, and sometimes when it has not
-	Close()           // ends Wait
+	Set(at time.Time) // replaces the time; zero means never. It does not block.
+	Wait()            // returns once the time has come, and sometimes earlier
+	Close()           // makes Wait return
 }
 
 // Entry is the place of one item in a Queue.
 type Entry[T any] struct {
 	item  T
 	at    time.Time
-	index int // in the heap, -1 outside; guarded by Queue.mu, as at is
+	index int // index in the heap, or -1; like at, guarded by Queue.mu
 }
 
-// NewEntry returns the entry of an item, without a deadline.
+// NewEntry returns an entry for item, without a deadline.
 func NewEntry[T any](item T) *Entry[T] { return &Entry[T]{item: item, index: -1} }
 
-// New returns an empty queue. Run gets its alarms from alarm, and uses timers of Go
-// if that is nil or fails.
+// New returns an empty queue. alarm makes the alarms for Run. If it is nil or
+// fails, Go timers are used.
 func New[T any](alarm func() (Alarm, error)) *Queue[T] { return &Queue[T]{alarm: alarm} }
 
 func (d *Queue[T]) newAlarm() Alarm {
@@ -83,15 +84,14 @@ func (d *Queue[T]) Remove(e *Entry[T]) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if e.index >= 0 {
-		heap.Remove(&d.heap, e.index) // the alarm for it finds nothing due
+		heap.Remove(&d.heap, e.index) // the alarm that is set for it will find nothing due
 	}
 }
 
-// Run removes each deadline when it is due and passes its item to handle, which it
-// calls up to width times at once. Before handle does anything that may take long
-// it calls yield, so that other items do not wait for it. When ctx ends, Run waits
-// for those calls and returns. It may be called again afterwards, but not
-// concurrently.
+// Run removes each deadline when it is due and calls handle with the item, at most
+// width times concurrently. handle must call yield before it does anything that may
+// take long, so that other items need not wait. When ctx ends, Run waits until all
+// calls have returned. It may be called again afterwards, but not concurrently.
 func (d *Queue[T]) Run(ctx context.Context, width int, handle func(item T, yield func())) {
 	next, watch := d.newAlarm(), d.newAlarm()
 	d.mu.Lock()
@@ -108,7 +108,7 @@ func (d *Queue[T]) Run(ctx context.Context, width int, handle func(item T, yield
 	d.busy.Wait()
 }
 
-// promoteLocked has another goroutine lead.
+// promoteLocked makes another goroutine the leader. d.mu must be held.
 func (d *Queue[T]) promoteLocked() {
 	d.stint++
 	d.since = time.Time{}
@@ -118,7 +118,8 @@ func (d *Queue[T]) promoteLocked() {
 	}
 }
 
-// lead handles what is due until another goroutine leads.
+// lead handles items that are due until another goroutine is the leader. mine is
+// the caller's number as the leader.
 func (d *Queue[T]) lead(mine uint64) {
 	yield := func() {
 		d.mu.Lock()
@@ -166,8 +167,8 @@ func (d *Queue[T]) lead(mine uint64) {
 	d.mu.Unlock()
 }
 
-// supervise has another goroutine lead when the leader has handled an item for
-// long without yielding.
+// supervise makes another goroutine the leader if the leader has handled an item
+// for longer than patience without yielding.
 func (d *Queue[T]) supervise() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -181,7 +182,7 @@ func (d *Queue[T]) supervise() {
 	}
 }
 
-// timer is an Alarm with one of Go's timers.
+// timer is an Alarm that uses a Go timer.
 type timer struct {
 	t      *time.Timer
 	closed chan struct{}

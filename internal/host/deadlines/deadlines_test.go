@@ -11,9 +11,9 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// TestQueue sets, moves and removes deadlines at random, before Run and while it
-// runs. Each item is handled once, exactly at its last deadline, unless that was
-// removed, and no more than width items at once.
+// TestQueue sets, moves and removes deadlines at random, before Run and during it.
+// It checks that each item is handled once, exactly at its last deadline unless
+// that was removed, and that no more than width items are handled concurrently.
 func TestQueue(t *testing.T) {
 	const width = 4
 	rnd := scaletest.Random(t)
@@ -62,8 +62,9 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestWidth lets items take time. As many are handled at once as may be, whether
-// they say that they take long or not, and Run waits for those that it has begun.
+// TestWidth handles items that take long. It checks that as many as allowed are
+// handled concurrently, whether they call yield or not, and that Run waits for them
+// when it ends.
 func TestWidth(t *testing.T) {
 	const width, items = 3, 10
 	for _, yields := range []bool{true, false} {
@@ -76,11 +77,11 @@ func TestWidth(t *testing.T) {
 			for n := range items {
 				q.Set(NewEntry(n), began.Add(time.Second))
 			}
-			time.AfterFunc(time.Second+3*time.Minute+time.Second, cancel) // in the middle of the last one
+			time.AfterFunc(time.Second+3*time.Minute+time.Second, cancel) // while the last one is being handled
 			q.Run(ctx, width, func(_ int, yield func()) {
 				if yields {
 					yield()
-					yield() // the second one does nothing
+					yield() // a second call has no effect
 				}
 				mu.Lock()
 				if running++; running > width {
@@ -104,8 +105,9 @@ func TestWidth(t *testing.T) {
 	}
 }
 
-// TestEarlierDeadline checks that a deadline that becomes the first while Run
-// waits is handled in time, and that a later Run handles what an earlier one left.
+// TestEarlierDeadline checks that a deadline that becomes the first one during a
+// wait is handled in time, and that a later Run handles what an earlier one has
+// left.
 func TestEarlierDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New[string](nil)

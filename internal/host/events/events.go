@@ -11,31 +11,30 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Feed keeps the newest events and lets any number of readers follow them. A
-// slow reader gets every event that is still kept, and learns when some are
-// gone.
+// Feed keeps the newest events and lets any number of readers follow them. A slow
+// reader gets every event that is still kept, and is told if some are gone.
 //
-// Event numbers are unique and increase. They start at the time of the daemon's
-// start in microseconds, and well above the highest number in the log of an
-// earlier daemon, which may be missing its last events. They are exact in JSON
+// Event numbers are unique and increase. The first one is the time of the daemon's
+// start in microseconds, but well above the highest number in the log of an earlier
+// daemon, whose last events may be missing from the log. Numbers are exact in JSON
 // (below 2^53) until the year 2255.
 type Feed struct {
 	log *Log // nil for none
 
 	mu      sync.Mutex
 	ring    []hostctl.Event
-	begin   int    // index of the oldest event once the ring is full
+	begin   int    // index of the oldest event, once the ring is full
 	next    uint64 // number of the next event
-	dropped bool   // older events existed
+	dropped bool   // older events have existed
 	fresh   chan struct{}
 }
 
-// unkept exceeds the number of events that a daemon can number without logging
-// them before it or its machine dies.
+// unkept is more than the number of events that a daemon can add before it dies
+// without having logged them.
 const unkept = 1 << 20
 
-// New keeps the newest n events, beginning with those in l. With a nil l, no
-// event survives this process.
+// New returns a feed that keeps the newest n events, beginning with those in l. If
+// l is nil, events do not survive this process.
 func New(n int, l *Log) *Feed {
 	s := &Feed{log: l, ring: make([]hostctl.Event, 0, n), next: uint64(max(time.Now().UnixMicro(), 1)), fresh: make(chan struct{})}
 	if l != nil {
@@ -49,7 +48,7 @@ func New(n int, l *Log) *Feed {
 	return s
 }
 
-// Add assigns e its number and appends it. Readers see e after the log has it.
+// Add gives e its number and appends it. Readers see e only after it is in the log.
 func (s *Feed) Add(e hostctl.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,11 +67,11 @@ func (s *Feed) Add(e hostctl.Event) {
 	s.fresh = make(chan struct{})
 }
 
-// nth returns the event at index n, the oldest being 0.
+// nth returns the nth event; the oldest is number 0.
 func (s *Feed) nth(n int) *hostctl.Event { return &s.ring[(s.begin+n)%len(s.ring)] }
 
-// after returns the index of the first event after number seq. whole reports
-// whether no event in between is missing.
+// after returns the index of the first event with a number above seq. whole reports
+// whether no event in between has been dropped.
 func (s *Feed) after(seq uint64) (n int, whole bool) {
 	n = sort.Search(len(s.ring), func(n int) bool { return s.nth(n).Seq > seq })
 	switch {
@@ -84,9 +83,9 @@ func (s *Feed) after(seq uint64) (n int, whole bool) {
 	return n, false
 }
 
-// Since returns the kept events after seq; 0 is before all of them. gone
-// reports whether some in between are missing. more is closed when new events
-// arrive.
+// Since returns the kept events after number seq; 0 is before all of them. gone
+// reports whether some in between have been dropped. more is closed when there are
+// new events.
 func (s *Feed) Since(seq uint64) (out []hostctl.Event, gone bool, more <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,9 +103,9 @@ func (s *Feed) Last() uint64 {
 	return s.next - 1
 }
 
-// From parses the position at which a client wants to start: now, a number, or
-// "" for everything. If text is not the number of a retained event, the stream
-// begins with the oldest one, and gone is true.
+// From parses the position at which a client wants to start: "now", a number, or ""
+// for everything. If text is not the number of a kept event, the stream begins with
+// the oldest one, and gone is true.
 func (s *Feed) From(text string) (seq uint64, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,9 +16,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestEventNumbers checks that no event number repeats across daemons, that
-// each is exact in JSON, and that a reader whose position is no longer kept
-// learns that and gets every kept event.
+// TestEventNumbers checks that event numbers are unique across daemons and exact in
+// JSON, and that a reader whose position is no longer kept is told so and gets
+// every kept event.
 func TestEventNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fill := func(n int) *Feed {
@@ -36,7 +36,7 @@ func TestEventNumbers(t *testing.T) {
 			t.Errorf("%d, and before it %d", last, before.Last())
 		}
 		for text, want := range map[string]string{
-			"":                            "4 events, reset true", // two are no longer retained
+			"":                            "4 events, reset true", // two are no longer kept
 			"0":                           "4 events, reset true",
 			"now":                         "0 events, reset false",
 			fmt.Sprint(last):              "0 events, reset false",
@@ -71,8 +71,9 @@ func TestEventNumbers(t *testing.T) {
 }
 
 // TestEventsOutliveTheDaemon checks that the next daemon has the earlier events
-// under their numbers, as many as it keeps, and continues after them whatever
-// the clock says. A reader that saw some of them gets exactly the others.
+// under the same numbers, as many as it keeps, and that its own numbers are higher
+// whatever the clock says. A reader that has seen some events gets exactly the
+// others.
 func TestEventsOutliveTheDaemon(t *testing.T) {
 	dir := t.TempDir()
 	var all []hostctl.Event
@@ -89,7 +90,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 			all = append(all, e)
 		}
 		errtest.None(t, l.Close())
-		s.Add(hostctl.Event{Type: "while it ends"}) // which is not kept
+		s.Add(hostctl.Event{Type: "while it ends"}) // added during the end, and not kept
 		return s
 	}
 	has := func(s *Feed, since uint64, gone bool, want []hostctl.Event) {
@@ -100,7 +101,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 		}
 	}
 	has(daemon(10, 0, "started", "paused"), 0, false, all)
-	s := daemon(10, 1<<50, "resumed") // a clock that is ahead, and set back afterwards
+	s := daemon(10, 1<<50, "resumed") // its clock is ahead, and is set back afterwards
 	has(s, 0, false, all)
 	for n, e := range all {
 		if seq, unknown := s.From(fmt.Sprint(e.Seq)); seq != e.Seq || unknown {
@@ -112,22 +113,22 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 		t.Errorf("from a number that none has: %d, %t", seq, unknown)
 	}
 	has(daemon(10, 0, "paused", "resumed"), all[1].Seq, false, all[2:])
-	has(daemon(4, 0), 0, true, all[2:]) // including those recorded at its end
+	has(daemon(4, 0), 0, true, all[2:]) // including events added while the daemon ended
 	has(daemon(10, 0), 0, false, all)
 	for n := 1; n < len(all); n++ {
 		if all[n].Seq <= all[n-1].Seq {
 			t.Errorf("number %d after %d", all[n].Seq, all[n-1].Seq)
 		}
 	}
-	// The clock is behind the third event, and the daemon that recorded it may
-	// have numbered more events than it wrote.
+	// The clock is behind the third event. The daemon that added it may have used
+	// more numbers than it has logged.
 	if all[3].Seq-all[2].Seq < 1000 {
 		t.Errorf("number %d right after %d of another daemon", all[3].Seq, all[2].Seq)
 	}
 }
 
-// TestEventsOutliveAKill checks that an event that a client has seen survives a
-// kill of the daemon at that moment.
+// TestEventsOutliveAKill checks that an event that a client has seen survives if
+// the daemon is killed at that moment.
 func TestEventsOutliveAKill(t *testing.T) {
 	dir := t.TempDir()
 	l, err := Open(dir, slog.New(slog.DiscardHandler))
@@ -135,7 +136,7 @@ func TestEventsOutliveAKill(t *testing.T) {
 	s := New(100, l)
 	for n := range 3 {
 		s.Add(hostctl.Event{Type: "paused", Time: time.Now()})
-		killed := filepath.Join(t.TempDir(), "events") // what is on disk without another word
+		killed := filepath.Join(t.TempDir(), "events") // a copy of the disk at that moment
 		errtest.None(t, os.CopyFS(killed, os.DirFS(dir)))
 		after, err := Open(killed, slog.New(slog.DiscardHandler))
 		errtest.None(t, err)
@@ -147,7 +148,7 @@ func TestEventsOutliveAKill(t *testing.T) {
 	errtest.None(t, l.Close())
 }
 
-// TestEventLogDamaged checks that a host starts with a damaged event log, and
+// TestEventLogDamaged checks that a host with a damaged event log starts, and
 // reports that events are missing.
 func TestEventLogDamaged(t *testing.T) {
 	for at := range 30 {

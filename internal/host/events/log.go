@@ -10,35 +10,37 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Bounds of the event log: about ten thousand events.
+// Bounds of the event log, which holds about ten thousand events.
 const (
 	maxBytes     = 4 << 20
 	segmentBytes = 512 << 10
 	queueLength  = 4096
-	lossInterval = time.Second            // shortest interval between warnings of lost events
-	diskWait     = 100 * time.Millisecond // longest wait for the disk before an event is published
+	lossInterval = time.Second            // minimum interval between warnings about lost events
+	diskWait     = 100 * time.Millisecond // how long an event waits for the disk at most before it is published
 )
 
-// Log keeps up to 4 MiB of a host's events across restarts. If the daemon is
-// killed, no event that a reader saw is lost, unless the disk took longer than
-// diskWait. Nothing is synced before Close: a power failure loses the events that
-// the kernel has not written back, by default those of the last half minute.
+// Log keeps up to 4 MiB of a host's events across restarts.
+//
+// If the daemon is killed, no event that a reader has seen is lost, unless the disk
+// took longer than diskWait. Nothing is synced before Close, so a power failure
+// loses the events that the kernel has not written yet, by default those of the
+// last half minute.
 type Log struct {
 	log     segment.Values[hostctl.Event]
 	say     *slog.Logger
-	kept    []hostctl.Event // of earlier daemons, until a Feed takes them
-	dropped bool            // older events existed
+	kept    []hostctl.Event // events of earlier daemons, until a Feed takes them
+	dropped bool            // older events have existed
 	queue   chan unwritten
 	ended   chan struct{}
 
 	mu     sync.Mutex
 	closed bool
-	behind bool // the disk is slow, and nothing waits for it until it has caught up
-	lost   int  // events dropped since the last write because the disk was too slow
+	behind bool // the disk is slow: events do not wait for it until it has caught up
+	lost   int  // events dropped since the last write, because the disk was too slow
 }
 
-// unwritten is an event that is being written. written is closed once the
-// kernel has it, or the write has failed.
+// unwritten is an event that is to be written. written is closed once the kernel
+// has it or the write has failed.
 type unwritten struct {
 	hostctl.Event
 	written chan struct{}
@@ -61,7 +63,7 @@ func Open(dir string, say *slog.Logger) (*Log, error) {
 		switch {
 		case errors.As(err, &damage):
 			say.Warn("some events can no longer be read", "damage", damage)
-			l.kept, l.dropped = l.kept[:0], true // everything after this is complete
+			l.kept, l.dropped = l.kept[:0], true // from here on the log is complete
 		case errors.As(err, &bad):
 			say.Warn("an event can no longer be read", "err", bad)
 		case err != nil:
@@ -77,8 +79,8 @@ func Open(dir string, say *slog.Logger) (*Log, error) {
 	return l, nil
 }
 
-// take logs an event. It returns once the event would survive a kill of the
-// daemon, or after diskWait.
+// take queues an event for the log. It returns once the event would survive a kill
+// of the daemon, or after diskWait.
 func (l *Log) take(e hostctl.Event) {
 	u := unwritten{e, make(chan struct{})}
 	l.mu.Lock()
@@ -138,7 +140,7 @@ func (l *Log) write() {
 	}
 }
 
-// append writes an event, and all queued events.
+// append writes u and all events in the queue.
 func (l *Log) append(u unwritten) error {
 	all := []unwritten{u}
 	for n := len(l.queue); n > 0; n-- {
@@ -160,7 +162,7 @@ func (l *Log) append(u unwritten) error {
 	return errors.Join(errs...)
 }
 
-// Close makes everything durable. Later events are not kept.
+// Close syncs the log and closes it. Later events are not kept.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	l.closed = true

@@ -1,5 +1,5 @@
-// Package halt keeps what halts the automatic actions of a host: its own halt,
-// which a user sets, and the fleet's, as last reported by the server.
+// Package halt keeps the halts of a host's automatic actions: its own, which a user
+// sets, and the fleet's, as last reported by the server.
 package halt
 
 import (
@@ -15,19 +15,19 @@ import (
 
 // Options configure Halts.
 type Options struct {
-	Own, Fleet *idle.HaltedBy // in effect at the start; nil for none
-	// KeepOwn and KeepFleet make a halt durable, or with nil its absence. A nil
-	// function keeps nothing.
+	Own, Fleet *idle.HaltedBy // the halts in effect at the start, or nil
+	// KeepOwn and KeepFleet store a halt durably, or nil for none. A nil function
+	// means that halts are not stored.
 	KeepOwn, KeepFleet func(*idle.HaltedBy) error
 
 	Now func() time.Time
-	// Changed publishes that a halt began or, with a nil halt, ended, with the
+	// Changed publishes that a halt has begun or, if x is nil, has ended, with the
 	// actor and the reason.
 	Changed func(x *idle.HaltedBy, by, why string)
 	Log     *slog.Logger
 }
 
-// Halts are the halts of a host. It is safe for concurrent use.
+// Halts holds the halts of a host. It is safe for concurrent use.
 type Halts struct {
 	opts       Options
 	own, fleet atomic.Pointer[idle.HaltedBy]
@@ -43,8 +43,8 @@ func New(o Options) *Halts {
 	return h
 }
 
-// Set stops every automatic pause and stop or, with nil, resumes them. by is who
-// requested it. It is durable when Set returns.
+// Set stops all automatic pauses and stops; if x is nil, it resumes them. by is who
+// requested it. When Set returns, it is durable.
 func (h *Halts) Set(x *idle.HaltedBy, by string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -54,9 +54,9 @@ func (h *Halts) Set(x *idle.HaltedBy, by string) error {
 // slack is how far the end of a halt may move because clocks differ.
 const slack = 5 * time.Second
 
-// SetFleet applies the fleet's halt as reported by the server; nil for none. A
-// halt that cannot be recorded takes effect too, but is lost if the daemon
-// restarts before it reaches the server.
+// SetFleet applies the fleet's halt as reported by the server, or nil for none. A
+// halt that cannot be stored takes effect too, but a restart of the daemon loses it
+// until the server reports it again.
 func (h *Halts) SetFleet(x *idle.HaltedBy) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,11 +78,11 @@ func (h *Halts) SetFleet(x *idle.HaltedBy) error {
 	return nil
 }
 
-// Fleet returns the fleet's halt as last reported by the server; nil for none. It
-// may have expired.
+// Fleet returns the fleet's halt as last reported by the server, or nil. It may
+// have expired.
 func (h *Halts) Fleet() *idle.HaltedBy { return h.fleet.Load() }
 
-// InEffect returns the halts in effect, the host's own before the fleet's.
+// InEffect returns the halts in effect; the host's own comes first.
 func (h *Halts) InEffect() (out []*idle.HaltedBy) {
 	for _, x := range []*idle.HaltedBy{h.own.Load(), h.fleet.Load()} {
 		if x != nil && !x.Over(h.opts.Now()) {
@@ -92,9 +92,9 @@ func (h *Halts) InEffect() (out []*idle.HaltedBy) {
 	return out
 }
 
-// set stores the host's own halt. The caller holds mu.
+// set stores the host's own halt. h.mu must be held.
 func (h *Halts) set(x *idle.HaltedBy, by, why string) error {
-	var unkept error // a halt takes effect even if it cannot be recorded
+	var unkept error // a halt takes effect even if it cannot be stored
 	if keep := h.opts.KeepOwn; keep != nil {
 		if err := keep(x); err != nil {
 			unkept = fmt.Errorf("cannot record the halt: %w", err)
@@ -120,12 +120,12 @@ func (h *Halts) publish(x *idle.HaltedBy, by, why string) {
 	h.opts.Changed(x, by, why)
 }
 
-// checkEvery bounds how long it takes to record the end of a halt after the
-// machine was suspended.
+// checkEvery is how often Run checks for expired halts, because a suspended machine
+// delays its timer.
 const checkEvery = time.Minute
 
-// Run records each halt that has expired, until ctx ends. Expiry itself needs no
-// action.
+// Run records the end of each halt that expires, until ctx ends. The expiry itself
+// takes effect without Run.
 func (h *Halts) Run(ctx context.Context) {
 	for {
 		var check <-chan time.Time

@@ -19,14 +19,14 @@ import (
 // rig keeps the halts of a host in a bubble.
 type rig struct {
 	*Halts
-	own, fleet atomic.Pointer[idle.HaltedBy] // what is on disk
-	full       atomic.Bool                   // and the disk takes nothing
+	own, fleet atomic.Pointer[idle.HaltedBy] // as stored on disk
+	full       atomic.Bool                   // the disk is full
 
 	mu        sync.Mutex
 	published []string
 }
 
-// take returns the publications since the last call.
+// take returns what was published since the last call.
 func (r *rig) take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,8 +66,8 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// TestExpires checks that a halt with an end ends then, is removed from the
-// disk, and is published once more.
+// TestExpires checks that a halt with an end ends at that time, is removed from the
+// disk, and that its end is published once.
 func TestExpires(t *testing.T) {
 	in(t, func(r *rig) {
 		end := time.Now().Add(time.Hour)
@@ -90,8 +90,8 @@ func TestExpires(t *testing.T) {
 	})
 }
 
-// TestUnkept checks that a halt takes effect although it cannot be recorded, and
-// that its end does not.
+// TestUnkept checks that a halt takes effect even if it cannot be stored, and that
+// ending a halt then fails.
 func TestUnkept(t *testing.T) {
 	in(t, func(r *rig) {
 		r.full.Store(true)
@@ -110,7 +110,7 @@ func TestUnkept(t *testing.T) {
 	})
 }
 
-// TestSlack checks that an end that moves because clocks differ is no change.
+// TestSlack checks that an end that moves by less than slack is no change.
 func TestSlack(t *testing.T) {
 	in(t, func(r *rig) {
 		since, end := time.Now(), time.Now().Add(time.Hour)

@@ -25,7 +25,7 @@ func (p *Proc) Guard(_ []instance.Endpoint, _ bool, wake func(string)) (instance
 	p.k.see("arm", -1)
 	what := p.pending()
 	p.k.mu.Unlock()
-	if what != "" { // a poll set also fires for earlier arrivals
+	if what != "" { // like a real poll set, it also reports earlier arrivals
 		g.fire(what)
 	}
 	return g, nil
@@ -92,8 +92,8 @@ func (k *Kernel) ConnectUnix(id string) *Client {
 	return c
 }
 
-// quietFor returns how long no byte was transferred. The caller holds the
-// kernel's lock.
+// quietFor returns for how long the connection has carried no byte. k.mu must be
+// held.
 func (c *Client) quietFor() time.Duration {
 	if c.local {
 		return 0
@@ -101,8 +101,8 @@ func (c *Client) quietFor() time.Duration {
 	return time.Since(c.moved)
 }
 
-// Connect is a client's handshake and first bytes. The kernel completes it
-// whether the program runs or not.
+// Connect connects a client, which sends its first bytes. The kernel completes the
+// handshake even if the program does not run.
 func (k *Kernel) Connect(id string) *Client { return k.connect(id, k.arrival(), nil) }
 
 // arrival returns the number of the next client.
@@ -113,7 +113,7 @@ func (k *Kernel) arrival() int {
 	return k.arrivals - 1
 }
 
-// connect is Connect, through a relay unless gate is nil.
+// connect is Connect, through the relay gate unless that is nil.
 func (k *Kernel) connect(id string, n int, gate *Gate) *Client {
 	c := &Client{k: k, id: id, n: n, unread: true, moved: time.Now(), gate: gate}
 	if k.At != nil {
@@ -128,7 +128,7 @@ func (k *Kernel) connect(id string, n int, gate *Gate) *Client {
 		opened := q.shut
 		k.mu.Unlock()
 		<-opened
-		k.pointWith("connect", c.State) // its first packet was dropped, and is sent again
+		k.pointWith("connect", c.State) // its first packet was ignored, so it sends it again
 		k.mu.Lock()
 		q = k.kept[id]
 	}
@@ -161,7 +161,8 @@ func (k *Kernel) connect(id string, n int, gate *Gate) *Client {
 	return c
 }
 
-// stir lets the program work, or its guard fire. k.mu is held and released.
+// stir makes a running program work, or a frozen one's guard fire. It releases
+// k.mu, which must be held.
 func (k *Kernel) stir(p *Proc) {
 	if !p.frozen {
 		p.work()
@@ -200,14 +201,14 @@ func (c *Client) Close() {
 		c.k.mu.Unlock()
 		return
 	}
-	if c.closed = true; c.accepted && !c.unread { // otherwise the program sees its bytes first
+	if c.closed = true; c.accepted && !c.unread { // otherwise the program first reads the remaining bytes
 		c.noticed = true
 		c.k.see("closed", c.n)
 	}
 	c.k.stir(p)
 }
 
-// Outcome returns answered, refused, reset or waiting.
+// Outcome returns "answered", "refused", "reset" or "waiting".
 func (c *Client) Outcome() string {
 	c.k.mu.Lock()
 	defer c.k.mu.Unlock()
@@ -227,7 +228,7 @@ func (c *Client) Relayed() bool { return c.gate != nil }
 
 // Disk keeps records in memory and counts writes. It implements records.Store.
 type Disk struct {
-	On     func(r *instance.Record) // called at each write; nil for none
+	On     func(r *instance.Record) // called at each write, unless nil
 	Writes atomic.Int64
 
 	recs map[string]instance.Record
@@ -266,7 +267,7 @@ func (d *Disk) Delete(id string) error {
 	return nil
 }
 
-// All returns the records that would exist after a crash now.
+// All returns the records that a crash at this moment would leave.
 func (d *Disk) All() []instance.Record {
 	d.sem <- struct{}{}
 	defer func() { <-d.sem }()
@@ -277,8 +278,8 @@ func (d *Disk) All() []instance.Record {
 	return out
 }
 
-// Session is one daemon's access to a disk. Once it is Dead, nothing is written
-// anymore, not even by a write that has begun.
+// Session is one daemon's access to a disk. Once the session is Dead, nothing is
+// written, not even by a write in progress.
 type Session struct {
 	*Disk
 	Dead atomic.Bool
@@ -301,9 +302,9 @@ func (s *Session) Put(r *instance.Record) error {
 // Note implements records.Store.
 func (s *Session) Note(r *instance.Record) error { return s.Put(r) }
 
-// Spec returns the spec of a program that listens on one port, reached directly
-// and through the relay. It is not restarted. change, if not nil, is applied
-// last.
+// Spec returns the spec of a program that listens on one port, reached both
+// directly and through the relay, and that is not restarted. change, if not nil, is
+// applied last.
 func Spec(name string, change func(*instance.Spec)) instance.Spec {
 	s := instance.Spec{Name: name, Command: []string{"x"}, Restart: instance.RestartNo, Expose: []instance.Endpoint{
 		{Listen: "127.0.0.1:80", Target: "127.0.0.1:80"}, {Listen: "127.0.0.1:81", Target: "127.0.0.1:80"}}}

@@ -9,15 +9,14 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Daemon is one daemon's access to a Kernel. After Crash, nothing that its
-// goroutines still do has an effect.
+// Daemon is one daemon's access to a Kernel. After Crash, whatever its goroutines
+// still do has no effect.
 type Daemon struct {
 	*Kernel
 	dead bool // guarded by the kernel's mu
 }
 
-// Crash kills the daemon with the relay that is a part of it. Programs stay as they
-// are.
+// Crash kills the daemon, including its relay. Programs stay as they are.
 func (d *Daemon) Crash(relay *Gate) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,7 +67,7 @@ func (d *Daemon) Adopt(ctx context.Context, id string, ident instance.Identity) 
 	return &run{w.(*Proc), d}, nil
 }
 
-// run is a Proc as a daemon reaches it.
+// run is a Proc as one daemon has access to it.
 type run struct {
 	*Proc
 	d *Daemon

@@ -14,7 +14,7 @@ import (
 	"lull/internal/protocol/hostctl/execstream"
 )
 
-// attached is a command whose streams the test holds.
+// attached is a command whose streams are connected to the test.
 type attached struct {
 	t       *testing.T
 	m       Machine
@@ -29,7 +29,7 @@ type attached struct {
 	err    error
 }
 
-// attach runs a script for sh -c.
+// attach starts a command, or a script with sh -c.
 func attach(t *testing.T, m Machine, name string, q execstream.Request, script ...string) *attached {
 	t.Helper()
 	q.Command.Command = script
@@ -60,7 +60,7 @@ func (a *attached) text() string {
 	return strings.ReplaceAll(a.out.String(), "\r", "")
 }
 
-// says waits until the command has printed something.
+// says waits until the command has printed what.
 func (a *attached) says(what string) {
 	a.t.Helper()
 	a.m.Until(a.t, "the command prints "+what, func() bool {
@@ -75,7 +75,7 @@ func (a *attached) says(what string) {
 	})
 }
 
-// ends waits until the command has ended with a code.
+// ends waits until the command has ended, which must be with this exit code.
 func (a *attached) ends(code int) {
 	a.t.Helper()
 	a.m.Until(a.t, "the command ends", func() bool {
@@ -91,7 +91,7 @@ func (a *attached) ends(code int) {
 	}
 }
 
-// execInput runs commands that read input that ends or stays open.
+// execInput checks commands whose input ends, and commands whose input stays open.
 func execInput(t *testing.T, m Machine) {
 	m.Run(t, "reads", Serve, soon)
 	is(t, m, "reads", "paused")
@@ -124,10 +124,11 @@ func execInput(t *testing.T, m Machine) {
 	if strings.TrimSpace(a.text()) != "5" {
 		t.Errorf("it counted %q", a.text())
 	}
-	// A command that does not read is not delayed, nor are signals to it.
+	// A command that does not read its input is not delayed, and still gets
+	// signals.
 	a = attach(t, m, "reads", execstream.Request{Input: true}, "sh", "-c", "echo up; exec sleep 1000")
 	a.says("up\n")
-	go func() { _, _ = a.in.Write(bytes) }() // until the test ends
+	go func() { _, _ = a.in.Write(bytes) }() // blocks until the test ends
 	a.control <- instance.Control{Signal: syscall.SIGINT}
 	a.ends(128 + int(syscall.SIGINT))
 	a = attach(t, m, "reads", execstream.Request{}, "no-such-command-anywhere")
@@ -138,7 +139,7 @@ func execInput(t *testing.T, m Machine) {
 	remove(t, m, "reads")
 }
 
-// execTerminal runs commands on a terminal.
+// execTerminal checks commands on a terminal.
 func execTerminal(t *testing.T, m Machine) {
 	m.Run(t, "tty", Serve, soon)
 	q := execstream.Request{Input: true, TTY: true, Size: instance.Size{Rows: 33, Cols: 101}}
@@ -152,13 +153,13 @@ func execTerminal(t *testing.T, m Machine) {
 	if !strings.HasSuffix(a.text(), "44 55\n") {
 		t.Errorf("after the change of size it printed %q", a.text())
 	}
-	// Ctrl-C ends the command only.
+	// Ctrl-C ends only the command.
 	a = attach(t, m, "tty", q, "sh", "-c", `trap "exit 9" INT; echo up; while :; do sleep 0.1; done`)
 	a.says("up\n")
 	_, err := a.in.Write([]byte{3})
 	must(t, err)
 	a.ends(9)
-	// An interactive shell, which a client leaves.
+	// A client disconnects from an interactive shell.
 	a = attach(t, m, "tty", q, "sh")
 	_, err = a.in.Write([]byte("echo pid=$$.\n"))
 	must(t, err)
@@ -185,8 +186,8 @@ func ended(t *testing.T, m Machine, name, pid string) {
 	})
 }
 
-// execEnds kills the daemon while commands run that ignore what they can ignore:
-// none of them is left.
+// execEnds kills the daemon while commands run that ignore all signals that can be
+// ignored. It checks that none of them is left.
 func execEnds(t *testing.T, m Machine) {
 	m.Run(t, "left", Serve, never)
 	var pids []string

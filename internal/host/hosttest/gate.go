@@ -8,23 +8,22 @@ import (
 	"lull/internal/relay"
 )
 
-// Gate is a simulated relay with one port. Like the real one, it counts an
-// arrival before it checks the flags, and requests one wake for any number of
-// clients.
+// Gate is a simulated relay with one port. Like the real one, it counts an arrival
+// before it checks the flags, and requests one wake however many clients wait.
 type Gate struct {
 	K     *Kernel
 	ID    string
 	Waker relay.Waker
 
-	dead    bool // its daemon is; guarded by K.mu
+	dead    bool // its daemon is dead; guarded by K.mu
 	mu      sync.Mutex
 	held    bool
 	asleep  bool
 	waking  bool
 	inside  int
-	pairs   []*Client // relayed connections, if the kernel does not show them
+	pairs   []*Client // relayed connections, if the kernel does not show any
 	waiting int
-	fresh   chan struct{} // closed at Release and at the end of a wake
+	fresh   chan struct{} // closed by Release and at the end of a wake
 	failed  error
 }
 
@@ -41,7 +40,7 @@ func (g *Gate) change(f func(), seen ...string) {
 	g.fresh = make(chan struct{})
 }
 
-// see records an event unless the daemon is dead.
+// see reports an event, unless the daemon is dead.
 func (g *Gate) see(event string, client int) {
 	if !g.gone() {
 		g.K.see(event, client)
@@ -79,7 +78,7 @@ func (g *Gate) Activity() relay.Activity {
 	return a
 }
 
-// each calls f for the relayed clients that are open. The caller holds mu.
+// each calls f for every open relayed client. g.mu must be held.
 func (g *Gate) each(f func(*Client)) {
 	g.K.mu.Lock()
 	defer g.K.mu.Unlock()
@@ -90,8 +89,8 @@ func (g *Gate) each(f func(*Client)) {
 	}
 }
 
-// Owed implements host.Gate. For clients that the simulated kernel shows, the
-// kernel itself knows which side sent last.
+// Owed implements host.Gate. It counts only clients that the simulated kernel does
+// not show; for the others, the kernel knows which side sent last.
 func (g *Gate) Owed() (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -104,9 +103,9 @@ func (g *Gate) Owed() (n int) {
 }
 
 // Arrive connects a client through the relay. It returns once the client is
-// connected to the program, or with the error that closed it.
+// connected to the program, or the error with which it was rejected.
 func (g *Gate) Arrive(ctx context.Context) (*Client, error) {
-	asks := false // this client requests a wake, the others wait for its outcome
+	asks := false // whether this client requests the wake for whose result the others wait
 	g.K.pointWith("relay-arrive", func(b []byte, _ time.Time) []byte {
 		g.mu.Lock()
 		defer g.mu.Unlock()

@@ -6,20 +6,20 @@ import (
 	"lull/internal/core/instance"
 )
 
-// kept are the listening sockets of an instance that are kept while its program
-// does not run. Connections through a relay have sockets of their own.
+// kept holds the listening sockets of an instance, which are kept while its program
+// does not run. A relay has sockets of its own.
 type kept struct {
 	backlog []*Client
-	shut    chan struct{} // closed when new connections are accepted again; nil while they are
+	shut    chan struct{} // nil while new connections are accepted; closed when they are accepted again
 	guard   *keptGuard
 }
 
 // Keeper keeps the listening sockets of simulated programs for one daemon, as the
-// supervisor does: it implements host.HeldListeners, and gives the sockets to a
-// program when it binds.
+// shim does. It implements host.HeldListeners, and hands the sockets to programs
+// when they bind.
 type Keeper struct{ *Daemon }
 
-// Handoff returns that handoffs work.
+// Handoff reports that handoffs work.
 func (*Keeper) Handoff(context.Context) (noPrivs bool, err error) { return false, nil }
 
 // Hold implements host.HeldListeners.
@@ -54,7 +54,7 @@ func (k *Keeper) Unhold(_ context.Context, id string) error {
 	return nil
 }
 
-// open lets waiting connections try again. The caller holds the kernel's lock.
+// open makes waiting connections try again. k.mu must be held.
 func (q *kept) open() {
 	if q.shut != nil {
 		close(q.shut)
@@ -71,7 +71,7 @@ func (k *Keeper) Shut(id string) {
 	}
 }
 
-// Open ends Shut.
+// Open undoes Shut.
 func (k *Keeper) Open(id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -92,7 +92,7 @@ func (k *Keeper) Watch(id string, wake func(reason string)) (instance.Guard, err
 	q.guard = g
 	waiting := len(q.backlog) > 0
 	k.mu.Unlock()
-	if waiting { // a poll set also fires for what arrived before it
+	if waiting { // like a real poll set, it also reports earlier arrivals
 		g.fire()
 	}
 	return g, nil
@@ -133,7 +133,7 @@ func (g *keptGuard) Close() {
 	g.close()
 }
 
-// close is Close for a caller that holds the kernel's lock.
+// close is Close for callers that hold k.mu.
 func (g *keptGuard) close() {
 	g.closed = true
 	if g.q.guard == g {

@@ -1,6 +1,6 @@
-// Package hosttest holds what tests of runtimes share: a simulated runtime
-// whose kernel models processes, backlogs, accepts and freezes, so that whole
-// days and every interleaving fit into a synctest bubble.
+// Package hosttest holds what tests of runtimes share: a conformance suite, and a
+// simulated runtime. Its kernel models processes, backlogs, accepts and freezes, so
+// that tests of whole days and of every interleaving can run in a synctest bubble.
 //
 // The simulated kernel records every violation of a rule: a program started
 // twice, a duplicate held while its owner runs, a client left in a frozen
@@ -21,74 +21,76 @@ import (
 
 // Kernel is a simulated machine. Its zero value is ready for use.
 type Kernel struct {
-	// At is called at the kernel's own named points; nil for none. own appends
-	// what the goroutine at the point continues with (see State); nil for
-	// nothing.
+	// At is called at named points of the kernel, unless it is nil. own appends the
+	// data with which the goroutine at the point will continue (see State); it may
+	// be nil.
 	At func(point string, own func(b []byte, since time.Time) []byte)
-	// Seen is called for what happens, in its order, with the number of the client
-	// that it concerns or -1; nil for none. It must not block.
+	// Seen is called for each event in order, unless it is nil. client is the
+	// number of the client concerned, or -1. Seen must not block.
 	Seen func(event string, client int)
-	// OnExit is called when a run is over. Use SetOnExit while programs run.
+	// OnExit is called when a run has ended. While programs run, set it with
+	// SetOnExit.
 	OnExit func(id string, run uint64, e instance.Exit)
-	// Stubborn programs ignore SIGTERM and end only by Kill.
+	// Stubborn makes programs ignore SIGTERM, so that only Kill ends them.
 	Stubborn bool
-	// Lingers is the time that a program takes to exit after SIGTERM. It serves
-	// nothing during it.
+	// Lingers is how long a program takes to exit after SIGTERM. Meanwhile it
+	// serves nothing.
 	Lingers time.Duration
-	// Deep makes it a machine of guests, which have their own network and can
-	// be saved.
+	// Deep makes the programs guests, which have their own network and can be saved
+	// to disk.
 	Deep bool
-	// Private makes programs listen where only they themselves can connect.
+	// Private makes programs listen at addresses that only they themselves can
+	// reach.
 	Private bool
-	// Deaf makes programs not listen at all.
+	// Deaf makes programs never listen.
 	Deaf bool
 	// Remote hides the programs' clients from Sample, as a guest's network does.
-	// Only the relay knows them.
+	// Only the relay sees them.
 	Remote bool
-	// Remembers makes Sample show for a minute when a client last closed, as
-	// sockets in TIME_WAIT do. The walks of the fence leave it off, because a
-	// client that came and went would cancel every pause.
-	// Unseen returns what samples of a running program do not show; nil for nothing.
+	// Remembers makes Sample report for a minute when a client last closed, as
+	// sockets in TIME_WAIT do. Walks of the fence leave it off, because every
+	// client that came and went would cancel a pause. Unseen returns what samples
+	// of a running program do not show; it may be nil.
 	Unseen func() *instance.Unseen
 
 	Remembers bool
-	// Restore is the time that restoring a guest from disk takes.
+	// Restore is how long restoring a guest from disk takes.
 	Restore time.Duration
-	// Frees is how much of a guest's memory Reclaim frees, in bytes; 0 is half
-	// a MiB.
+	// Frees is how much of a guest's memory Reclaim frees, in bytes; 0 means half a
+	// MiB.
 	Frees int64
 
 	mu     sync.Mutex
 	fails  map[Fault]error
 	timers func() (instance.Timers, error)
-	// spoiled is the error of the Thaw of a saved guest; nil for success.
+	// spoiled is the error with which the Thaw of a saved guest fails, or nil.
 	spoiled  *instance.SnapshotError
 	procs    map[string]*Proc
 	kept     map[string]*kept
-	clients  []*Client // in order of arrival, when points are used
+	clients  []*Client // in order of arrival; kept only if At is used
 	arrivals int
 	broken   []string
 	starts   int
-	restores int // in progress
-	most     int // maximum number at the same time
+	restores int // number of restores in progress
+	most     int // maximum of restores
 }
 
-// Client is one connection from outside.
+// Client is a connection from outside.
 type Client struct {
 	k        *Kernel
 	id       string
-	n        int // number of its arrival
+	n        int // number in the order of arrival
 	accepted bool
 	unread   bool
 	closed   bool
-	noticed  bool // its close was seen
+	noticed  bool // the program has seen its close
 	answered int
-	owed     bool // it sent last, and the program has not answered
+	owed     bool // the client sent last, and the program has not answered
 	moved    time.Time
 	local    bool // over a unix socket
 	refused  bool
 	reset    bool
-	gate     *Gate // that it came through; nil for none
+	gate     *Gate // the relay through which it came, or nil
 }
 
 // Proc is one simulated run; it implements instance.Workload.
@@ -106,16 +108,16 @@ type Proc struct {
 	guard   *guard
 	cpu     time.Duration
 	busy    bool      // uses CPU all the time
-	starved bool      // it waits for CPU time and gets none
+	starved bool      // waits for CPU time and gets none
 	writes  bool      // writes to its disk all the time
-	slow    bool      // answers nothing until it is no longer slow
-	asked   time.Time // when these connections last transferred bytes
-	asks    int       // outbound connections on which it sent last
+	slow    bool      // reads requests and does not answer them
+	asked   time.Time // when the outbound connections last carried bytes
+	asks    int       // number of outbound connections that wait for an answer
 	disk    uint64
 	last    time.Time
 	out     int
 	saved   bool
-	left    time.Time // when a client over TCP last closed
+	left    time.Time // when a TCP client last closed
 }
 
 var _ instance.Runtime = (*Kernel)(nil)
@@ -130,19 +132,19 @@ func (k *Kernel) pointWith(name string, own func([]byte, time.Time) []byte) {
 	}
 }
 
-// see reports an event. The caller holds the lock that the event happens under.
+// see reports an event. The lock under which the event happens must be held.
 func (k *Kernel) see(event string, client int) {
 	if k.Seen != nil {
 		k.Seen(event, client)
 	}
 }
 
-// breach records a violated rule.
+// breach records the violation of a rule.
 func (k *Kernel) breach(format string, args ...any) {
 	k.broken = append(k.broken, fmt.Sprintf(format, args...))
 }
 
-// Broken returns every violation, and the clients that are stuck now.
+// Broken returns all violations so far, and the clients that are stuck.
 func (k *Kernel) Broken() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -173,7 +175,7 @@ func (k *Kernel) Starts() int {
 	return k.starts
 }
 
-// Proc returns the present run of id, nil for none.
+// Proc returns the current run of id, or nil.
 func (k *Kernel) Proc(id string) *Proc {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -206,7 +208,7 @@ func (k *Kernel) Clone(_ context.Context, from string, l instance.Launch) (int64
 	return 1 << 10, nil
 }
 
-// Held returns the present memory of all guests.
+// Held returns the memory of all guests at present.
 func (k *Kernel) Held() (n int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -218,7 +220,7 @@ func (k *Kernel) Held() (n int64) {
 	return n
 }
 
-// Restored returns the maximum number of guests restored at once.
+// Restored returns the maximum number of guests that were restored concurrently.
 func (k *Kernel) Restored() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -291,7 +293,7 @@ func (p *Proc) Freeze(context.Context) error {
 	return nil
 }
 
-// Thaw implements instance.Workload. The program then handles what arrived
+// Thaw implements instance.Workload. The program then handles what has arrived
 // meanwhile: it accepts, reads, answers, or exits.
 func (p *Proc) Thaw() error {
 	p.k.mu.Lock()
@@ -332,7 +334,7 @@ func (p *Proc) Thaw() error {
 	return nil
 }
 
-// work performs the immediate actions of a running program. k.mu is held.
+// work does at once what a running program can do. k.mu must be held.
 func (p *Proc) work() {
 	if p.term && !p.k.Stubborn {
 		return
@@ -368,7 +370,8 @@ func (p *Proc) work() {
 	p.open = kept
 }
 
-// tick lets a busy program use CPU up to now. k.mu is held.
+// tick adds the CPU time and the disk writes of a busy program up to now. k.mu must
+// be held.
 func (p *Proc) tick() {
 	now := time.Now()
 	if p.busy && !p.frozen {
@@ -387,7 +390,7 @@ func (k *Kernel) SetOnExit(f func(id string, run uint64, e instance.Exit)) {
 	k.OnExit = f
 }
 
-// exit ends the run. k.mu is held and released.
+// exit ends the run. It releases k.mu, which must be held.
 func (p *Proc) exit(code, signal int) {
 	p.dead, p.frozen, p.saved = true, false, false
 	p.k.see("exit", -1)
@@ -410,7 +413,8 @@ func (p *Proc) exit(code, signal int) {
 	}
 }
 
-// terminate handles SIGTERM in a program that runs. k.mu is held and released.
+// terminate delivers SIGTERM to a running program. It releases k.mu, which must be
+// held.
 func (p *Proc) terminate() {
 	if p.k.Lingers == 0 {
 		p.exit(143, 15)
@@ -438,7 +442,7 @@ func (p *Proc) Exit(code int) {
 	p.exit(code, 0)
 }
 
-// SetTimers has the program report these timers from now on. t is called at each
+// SetTimers makes programs report the timers that t returns. t is called at each
 // reading.
 func (k *Kernel) SetTimers(t func() (instance.Timers, error)) {
 	k.mu.Lock()
@@ -457,7 +461,7 @@ func (p *Proc) Timers() (instance.Timers, error) {
 	return t()
 }
 
-// SetBusy makes the program use a whole CPU, or stop using it.
+// SetBusy makes the program use a whole CPU, or stops that.
 func (p *Proc) SetBusy(on bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -465,12 +469,11 @@ func (p *Proc) SetBusy(on bool) {
 	p.busy = on
 }
 
-// diskRate is the throughput of a program that writes, in bytes per second: ten
-// pages.
+// diskRate is how much a writing program writes, in bytes per second: ten pages.
 const diskRate = 40960
 
-// SetWriting makes the program write to its disk, at no cost in CPU, or stop
-// writing.
+// SetWriting makes the program write to its disk without using CPU time, or stops
+// that.
 func (p *Proc) SetWriting(on bool) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -478,8 +481,7 @@ func (p *Proc) SetWriting(on bool) {
 	p.writes = on
 }
 
-// SetOutbound sets the number of connections that the program has opened
-// itself.
+// SetOutbound sets the number of connections that the program itself has opened.
 func (p *Proc) SetOutbound(n int) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -493,7 +495,7 @@ func (p *Proc) Frozen() bool {
 	return p.frozen
 }
 
-// Fault names something that can fail in a simulated machine.
+// Fault is an operation of a simulated machine that can be made to fail.
 type Fault string
 
 // The faults.
@@ -503,11 +505,11 @@ const (
 	Saving    Fault = "save"
 	Signals   Fault = "signal"
 	Listening Fault = "listeners" // listening sockets cannot be read
-	Stillness Fault = "still"     // whether it is frozen cannot be read
-	Adopting  Fault = "adopt"     // whether its run is alive cannot be determined
+	Stillness Fault = "still"     // whether the program is frozen cannot be read
+	Adopting  Fault = "adopt"     // whether the run is alive cannot be determined
 )
 
-// Fail makes that operation return err; nil makes it succeed again.
+// Fail makes an operation fail with err; nil makes it succeed again.
 func (k *Kernel) Fail(what Fault, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -517,7 +519,7 @@ func (k *Kernel) Fail(what Fault, err error) {
 	k.fails[what] = err
 }
 
-// Spoil makes snapshots unusable for that reason; nil makes them good again.
+// Spoil makes snapshots unusable with err; nil makes them usable again.
 func (k *Kernel) Spoil(err *instance.SnapshotError) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -587,7 +589,7 @@ func (p *Proc) Open() int {
 	return len(p.open)
 }
 
-// Guarded reports whether duplicates of its sockets are watched.
+// Guarded reports whether duplicates of the program's sockets are watched.
 func (p *Proc) Guarded() bool {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()
@@ -660,7 +662,7 @@ func (p *Proc) Sample([]instance.Endpoint) instance.Sample {
 	return s
 }
 
-// timeWait is the time for which a kernel remembers a closed connection.
+// timeWait is how long a kernel remembers a closed connection.
 const timeWait = time.Minute
 
 // seen returns the clients that a sample shows.
@@ -694,8 +696,7 @@ func (p *Proc) SetSlow(on bool) {
 	}
 }
 
-// SetAsking sets on how many of its outbound connections the program waits for
-// an answer.
+// SetAsking sets on how many outbound connections the program waits for an answer.
 func (p *Proc) SetAsking(n int) {
 	p.k.mu.Lock()
 	defer p.k.mu.Unlock()

@@ -17,21 +17,21 @@ import (
 	"lull/internal/protocol/hostctl/execstream"
 )
 
-// Machine is a complete host daemon with one runtime, as driven by the
-// conformance suite. Its methods fail the test if they cannot do their job.
+// Machine is a complete host daemon with one runtime, on which the conformance
+// suite runs. Its methods fail the test on errors.
 type Machine interface {
-	// Run creates and starts an instance of a program, which is ready on
-	// return. change sets the durations of the spec that matter to the row.
+	// Run creates and starts an instance, and returns once its program is ready.
+	// change sets the durations in the spec that matter to the row.
 	Run(t *testing.T, name string, p Program, change func(*instance.Spec))
 	Dial(t *testing.T, name string) Conn
-	// Crash kills the daemon with SIGKILL, calls down and starts another one.
+	// Crash kills the daemon with SIGKILL, calls down, and starts another daemon.
 	Crash(t *testing.T, down func())
-	// Until waits as long as the machine may need, and fails the test after
-	// that.
+	// Until waits until ok returns true. It fails the test after a time that is
+	// enough for this machine.
 	Until(t *testing.T, what string, ok func() bool)
-	// Left lists what remains of a removed instance on the machine.
+	// Left returns what is left of a removed instance on the machine.
 	Left(name string) []string
-	// Lacks returns why an ability cannot be tested here; "" if it can.
+	// Lacks returns why an ability cannot be tested on this machine, or "".
 	Lacks(a Ability) string
 
 	Get(name string) (hostctl.Instance, error)
@@ -44,21 +44,21 @@ type Machine interface {
 	Release(name, holder string) error
 	Exec(name string, command ...string) (instance.Outcome, error)
 	Logs(name string, l hostctl.Logs) (string, error)
-	// Attach starts a command and returns the connection for execstream.Run.
+	// Attach starts a command and returns a connection for execstream.Run.
 	Attach(t *testing.T, name string, q execstream.Request) io.ReadWriteCloser
 }
 
-// Conn is a client's connection to the server of an instance. Ask sends a line
-// and expects it back.
+// Conn is a client's connection to the server of an instance. Ask sends a line and
+// expects the same line back.
 type Conn interface {
 	Ask(line string) error
-	HalfClose(line string) error // sends a line and closes its side; expects the line back, then the end
+	HalfClose(line string) error // sends a line, shuts down its side, and expects the line and then the end
 	Close()
 }
 
-// Program runs in an instance: a server that answers lines, or a script
-// for sh -c. A script exits at once on SIGTERM, even as the first process of
-// its namespace, which receives only signals that it handles.
+// Program is what runs in an instance: a server that answers lines, or a script for
+// sh -c. A script must exit at once on SIGTERM, even as the first process of its
+// PID namespace, which receives only signals that it handles.
 type Program struct {
 	Serves bool
 	Script string
@@ -66,9 +66,9 @@ type Program struct {
 
 const untilTerm = `trap "exit 0" TERM; `
 
-// BurnUntil returns a program that computes until a file of that name exists
-// inside the instance, and then sleeps. It sleeps in one long sleep, because
-// many short ones are work under emulation.
+// BurnUntil returns a program that uses the CPU until file exists inside the
+// instance. Then it sleeps once for long, because many short sleeps count as work
+// in emulation.
 func BurnUntil(file string) Program {
 	return Program{Script: fmt.Sprintf(untilTerm+"while [ ! -e %s ]; do :; done; sleep 86400 & wait", file)}
 }
@@ -84,21 +84,21 @@ var (
 	Polite = Program{Script: `trap "echo bye; exit 0" TERM; echo up; while :; do sleep 0.1; done`}
 )
 
-// Ability is a feature that a row needs beyond what every machine has.
+// Ability is a feature that a row needs and that not every machine has.
 type Ability string
 
 // The abilities.
 const (
-	Output      Ability = "output"       // programs print, and commands can be run inside them
-	HalfClose   Ability = "half-close"   // the two directions of a connection end separately
-	OwnCommands Ability = "own commands" // commands end with the daemon that runs them
+	Output      Ability = "output"       // programs print output, and commands can run inside instances
+	HalfClose   Ability = "half-close"   // the directions of a connection can end separately
+	OwnCommands Ability = "own commands" // commands end with the daemon that started them
 	Restarts    Ability = "restarts"     // failed programs are restarted
 	Reclaim     Ability = "reclaim"      // sleeping instances free memory
-	Hibernate   Ability = "hibernate"    // sleeping instances are saved to disk
+	Hibernate   Ability = "hibernate"    // sleeping instances can be saved to disk
 )
 
-// Subject is a runtime that passes the suite, with its reasons for omitting
-// rows.
+// Subject is a runtime that must pass the suite. Why has the reason for each
+// ability that it lacks.
 type Subject struct {
 	Name string
 	Why  map[Ability]string
@@ -107,8 +107,8 @@ type Subject struct {
 // Lacks implements Machine.
 func (s Subject) Lacks(a Ability) string { return s.Why[a] }
 
-// Subjects returns all runtimes. Simulated is the one for bubbles; the others
-// are driven with real programs.
+// Subjects returns all runtimes: the simulated one, and those tested with real
+// programs.
 func Subjects() []Subject {
 	const unsaved = "only microVMs can hibernate"
 	return []Subject{
@@ -120,7 +120,7 @@ func Subjects() []Subject {
 	}
 }
 
-// Simulated returns the runtime for bubbles.
+// Simulated returns the runtime that is used in synctest bubbles.
 func Simulated() Subject {
 	return Subject{"simulated", map[Ability]string{
 		Output:      "the simulated kernel has no output and no commands",
@@ -129,14 +129,14 @@ func Simulated() Subject {
 	}}
 }
 
-// Pauses is the idle timeout of the rows in which instances must pause.
+// Pauses is the idle timeout in rows in which instances must pause.
 const Pauses = 300 * time.Millisecond
 
 func never(s *instance.Spec) { s.PauseAfter = new(idle.Duration) }
 func soon(s *instance.Spec)  { d := idle.Duration(Pauses); s.PauseAfter = &d }
 
-// Scenarios are the names of the rows of the interaction matrix. Tests of the
-// matrix run each as a subtest of that name.
+// Scenarios are the names of the rows of the interaction matrix. A test of the
+// matrix has a subtest with each name.
 var Scenarios = []string{
 	"HTTP server with active requests",
 	"HTTP server, no requests",
@@ -148,15 +148,15 @@ var Scenarios = []string{
 	"Bot with leases_only, lease held",
 }
 
-// Row is one behavior common to every runtime.
+// Row is a behavior that all runtimes have in common.
 type Row struct {
 	Name  string
 	Needs Ability
 	Do    func(t *testing.T, m Machine)
 }
 
-// Suite returns the rows that a runtime must pass. The row about crashes kills
-// the daemon kills times.
+// Suite returns the rows that a runtime must pass. The row about crashes kills the
+// daemon kills times, at moments that rnd determines.
 func Suite(kills int, rnd *rand.Rand) []Row {
 	rows := []Row{
 		{"start and readiness", "", ready},
@@ -195,7 +195,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// is waits until an instance is in a state.
+// is waits until an instance is in a state, and returns its view.
 func is(t *testing.T, m Machine, name, state string) (o hostctl.Instance) {
 	t.Helper()
 	m.Until(t, name+" is "+state, func() bool {
@@ -206,7 +206,7 @@ func is(t *testing.T, m Machine, name, state string) (o hostctl.Instance) {
 	return o
 }
 
-// remove removes an instance and waits until nothing remains of it.
+// remove removes an instance and waits until nothing of it is left.
 func remove(t *testing.T, m Machine, name string) {
 	t.Helper()
 	must(t, m.Remove(name))
@@ -219,8 +219,7 @@ func remove(t *testing.T, m Machine, name string) {
 	m.Until(t, "nothing is left of "+name, func() bool { left = m.Left(name); return len(left) == 0 })
 }
 
-// asks connects one client, which sends a line, expects the reply and
-// disconnects.
+// asks connects a client that sends a line, expects it back, and disconnects.
 func asks(t *testing.T, m Machine, name string) {
 	t.Helper()
 	c := m.Dial(t, name)
@@ -258,8 +257,8 @@ func logs(t *testing.T, m Machine) {
 	remove(t, m, "says")
 }
 
-// logTimes compares the time of each line of a log with the clock of the program
-// that printed it, also for what is printed while no daemon runs.
+// logTimes checks the time of each line of a log against the clock of the program
+// that printed it, including lines printed while no daemon runs.
 func logTimes(t *testing.T, m Machine) {
 	m.Run(t, "clock", Clock, never)
 	type line struct{ logged, printed time.Time }
@@ -294,7 +293,7 @@ func logTimes(t *testing.T, m Machine) {
 		t.Errorf("the log was\n%v and is\n%v", before, all)
 	}
 	meanwhile := 0
-	const early = 200 * time.Millisecond // tolerance: precision, and the offset of a guest's clock
+	const early = 200 * time.Millisecond // tolerance, for the precision of times and the offset of a guest's clock
 	for _, l := range all {
 		if l.logged.Before(l.printed.Add(-early)) {
 			t.Errorf("a line that was printed at %s was logged at %s", l.printed, l.logged)
@@ -326,14 +325,14 @@ func exec(t *testing.T, m Machine) {
 	if got.ExitCode != 3 || got.Stdout != "out\n" || got.Stderr != "err\n" {
 		t.Errorf("the command ended with %+v", got)
 	}
-	// More than fits into one message, on both streams.
+	// More than fits in one message, on both streams.
 	long, err := m.Exec("beside", "sh", "-c", "x=0123456789abcdef; i=0; while [ $i -lt 14 ]; do x=$x$x; i=$((i+1)); done; echo $x; echo $x >&2")
 	must(t, err)
 	want := strings.Repeat("0123456789abcdef", 1<<14) + "\n"
 	if long.ExitCode != 0 || long.Truncated || long.Stdout != want || long.Stderr != want {
 		t.Errorf("long output: code %d, %d and %d bytes of %d, truncated %v", long.ExitCode, len(long.Stdout), len(long.Stderr), len(want), long.Truncated)
 	}
-	// One line more than is kept.
+	// One line longer than what is kept.
 	huge, err := m.Exec("beside", "sh", "-c", "x=0123456789abcdef; i=0; while [ $i -lt 15 ]; do x=$x$x; i=$((i+1)); done; i=0; while [ $i -lt 17 ]; do echo $x; i=$((i+1)); done")
 	must(t, err)
 	if huge.ExitCode != 0 || !huge.Truncated || len(huge.Stdout) > instance.MaxOutput || len(huge.Stdout) < instance.MaxOutput-(64<<10) {
@@ -357,7 +356,8 @@ func exitCode(t *testing.T, m Machine) {
 func pauseAndWake(t *testing.T, m Machine) {
 	m.Run(t, "naps", Serve, soon)
 	for n := range uint64(3) {
-		// A woken program may answer before the daemon reports it as running.
+		// A program that was woken may answer before the daemon reports it as
+		// running.
 		m.Until(t, "it is paused once more", func() bool {
 			o, err := m.Get("naps")
 			return err == nil && o.State == "paused" && o.PauseCount > n
@@ -385,21 +385,22 @@ func dataWakes(t *testing.T, m Machine) {
 	remove(t, m, "data")
 }
 
-// down waits until an instance, whose spec comes from deep, reaches a state and
-// stays there. A client's close that is still in flight may wake it once more.
+// down waits until an instance with a spec from deep has reached a state and stays
+// there. A client's close that is still in transit may wake it once more.
 func down(t *testing.T, m Machine, name, state string) {
 	t.Helper()
 	m.Until(t, name+" is "+state, func() bool {
 		o, err := m.Get(name)
 		must(t, err)
 		if o.State == "running" {
-			_ = m.Pause(name, true) // checked again
+			_ = m.Pause(name, true) // the state is checked again
 		}
 		return o.State == state
 	})
 }
 
-// deep makes a manually paused instance continue to that state by itself.
+// deep returns a change of a spec after which a manually paused instance goes to
+// the given state by itself.
 func deep(state string) func(*instance.Spec) {
 	return func(s *instance.Spec) {
 		never(s)
@@ -413,8 +414,8 @@ func deep(state string) func(*instance.Spec) {
 	}
 }
 
-// wakeFrom wakes an instance from a deeper state, once by a connection that
-// stayed open and once by a new one.
+// wakeFrom checks that an instance in a deeper state is woken by a connection that
+// has stayed open, and by a new one.
 func wakeFrom(t *testing.T, m Machine, state string) {
 	m.Run(t, "deep", Serve, deep(state))
 	c := m.Dial(t, "deep")
@@ -459,7 +460,7 @@ func byHand(t *testing.T, m Machine) {
 
 func halfClose(t *testing.T, m Machine) {
 	m.Run(t, "half", Serve, soon)
-	for range 2 { // awake or asleep
+	for range 2 { // once awake, once asleep
 		is(t, m, "half", "paused")
 		c := m.Dial(t, "half")
 		if err := c.HalfClose("the last line"); err != nil {
@@ -485,14 +486,14 @@ func leases(t *testing.T, m Machine) {
 	}
 	must(t, m.Release("leased", "one"))
 	m.Until(t, "nothing holds it", func() bool { return m.Pause("leased", false) == nil })
-	must(t, m.Hold("leased", "late", time.Hour)) // the lease is kept, and wakes nothing
+	must(t, m.Hold("leased", "late", time.Hour)) // the lease is kept, but does not wake the instance
 	if o := is(t, m, "leased", "paused"); !o.LeaseHeld {
 		t.Error("a lease on a paused instance was not kept")
 	}
 	remove(t, m, "leased")
 }
 
-// reading returns a signal's verdict at the last check.
+// reading returns the state of a signal's last reading, or "".
 func reading(o hostctl.Instance, signal string) string {
 	for _, r := range o.Activity {
 		if r.Signal == signal {
@@ -502,8 +503,8 @@ func reading(o hostctl.Instance, signal string) string {
 	return ""
 }
 
-// burns runs a program that computes until it counts as active. A loaded
-// machine may give a program no CPU for as long as the other rows wait.
+// burns runs a program that uses the CPU, and waits until it counts as active. On a
+// loaded machine it may get no CPU time while other rows run.
 func burns(t *testing.T, m Machine, p Program) {
 	m.Run(t, "burns", p, func(s *instance.Spec) { d := idle.Duration(10 * time.Second); s.PauseAfter = &d })
 	begun := time.Now()
@@ -519,9 +520,9 @@ func heartbeatOn(t *testing.T, m Machine) {
 	remove(t, m, "burns")
 }
 
-// heartbeatOff: a program that has stopped computing is idle.
+// heartbeatOff checks that a program becomes idle once it no longer uses the CPU.
 func heartbeatOff(t *testing.T, m Machine) {
-	file := fmt.Sprintf("/tmp/lull-enough-%d-%d", os.Getpid(), time.Now().UnixNano()) // a process shares this machine's /tmp
+	file := fmt.Sprintf("/tmp/lull-enough-%d-%d", os.Getpid(), time.Now().UnixNano()) // unique, because an instance that is a process shares this machine's /tmp
 	t.Cleanup(func() { os.Remove(file) })
 	burns(t, m, BurnUntil(file))
 	_, err := m.Exec("burns", "touch", file)
@@ -569,9 +570,9 @@ func graceful(t *testing.T, m Machine) {
 	remove(t, m, "polite")
 }
 
-// killed kills the daemon at random points while an instance pauses and wakes.
-// The instance is found again each time, runs once, answers, and keeps its
-// lease.
+// killed kills the daemon at random points while an instance pauses and wakes. It
+// checks that the instance is found again each time, runs once, answers, and keeps
+// its lease.
 func killed(t *testing.T, m Machine, kills int, rnd *rand.Rand) {
 	m.Run(t, "kept", Serve, soon)
 	m.Run(t, "leased", Serve, func(s *instance.Spec) { never(s) })
@@ -598,8 +599,8 @@ func killed(t *testing.T, m Machine, kills int, rnd *rand.Rand) {
 	remove(t, m, "leased")
 }
 
-// cleanup removes an instance in that state, and one that was in it when the
-// daemon was killed.
+// cleanup checks that an instance can be removed without trace in the given state,
+// also after a crash of the daemon in that state.
 func cleanup(t *testing.T, m Machine, state string) {
 	for _, crash := range []bool{false, true} {
 		name := "gone-" + state

@@ -13,8 +13,8 @@ import (
 
 var update = flag.Bool("update", false, "write the table in docs/reference/proofs.md")
 
-// TestTable checks that the documented table of rows and runtimes matches what
-// the suite runs.
+// TestTable checks that the documented table of rows and runtimes is that of the
+// suite.
 func TestTable(t *testing.T) {
 	const file, begin, end = "../../../docs/reference/proofs.md", "<!-- suite -->\n", "<!-- end of suite -->\n"
 	b, err := os.ReadFile(file)
@@ -33,7 +33,8 @@ func TestTable(t *testing.T) {
 	errtest.None(t, os.WriteFile(file, []byte(before+begin+table()+end+after), 0o644))
 }
 
-// table returns a line for each row of the suite and a column for each runtime.
+// table returns a table with a line for each row of the suite and a column for each
+// runtime.
 func table() string {
 	var b strings.Builder
 	b.WriteString("\n| row |")

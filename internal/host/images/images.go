@@ -15,19 +15,19 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Caches are the image caches of a host. Set the fields before use.
+// Caches holds the image caches of a host. Its fields must be set before use.
 type Caches struct {
 	Keepers map[string]instance.ImageKeeper // by name
-	// UsersOf returns the names of the instances that were made from an image,
-	// in any state, or whose files are in it.
+	// UsersOf returns the names of the instances that were made from an image or
+	// whose files are in it, in any state.
 	UsersOf func(instance.Image) []string
-	MaxAge  time.Duration // time after which an unused image is removed; 0 means never
-	MaxSize int64         // total bytes above which unused images are removed; 0 means no limit
-	Halted  func() bool   // automatic actions are halted, so nothing is removed
+	MaxAge  time.Duration // an image not used for this long is removed; 0 means never
+	MaxSize int64         // if the images have more bytes, unused ones are removed; 0 means no limit
+	Halted  func() bool   // reports whether automatic actions are halted; then nothing is removed
 	Log     *slog.Logger
 }
 
-// List lists the cached images, largest first.
+// List returns the cached images, the largest first.
 func (c *Caches) List(ctx context.Context) ([]hostctl.Image, error) {
 	out := []hostctl.Image{}
 	var errs []error
@@ -43,10 +43,10 @@ func (c *Caches) List(ctx context.Context) ([]hostctl.Image, error) {
 }
 
 // Prune removes images that are not in use and were last used before the given
-// time. A zero time removes every unused image, and also guest files that no
-// instance owns. Only an explicit request removes those, because an unreadable
-// record looks like a missing instance. removed lists what was deleted; err
-// names what could not be.
+// time. With a zero time it removes every unused image, and also files of guests
+// that belong to no instance. The latter are removed only on request, because they
+// could belong to an instance whose record is unreadable. removed lists what was
+// removed, and err names what could not be.
 func (c *Caches) Prune(ctx context.Context, before time.Time) (removed []hostctl.Image, err error) {
 	list, err := c.List(ctx)
 	if err != nil {
@@ -55,11 +55,11 @@ func (c *Caches) Prune(ctx context.Context, before time.Time) (removed []hostctl
 	return c.remove(ctx, superfluous(list, before))
 }
 
-// remove removes the images of list that are still unused.
+// remove removes the images of list that are still not in use.
 func (c *Caches) remove(ctx context.Context, list []hostctl.Image) (removed []hostctl.Image, err error) {
 	removed = []hostctl.Image{}
 	for _, i := range list {
-		if i.UsedBy = c.UsersOf(i.Image); len(i.UsedBy) > 0 { // an instance was created in the meantime
+		if i.UsedBy = c.UsersOf(i.Image); len(i.UsedBy) > 0 { // an instance has been created meanwhile
 			continue
 		}
 		if rerr := c.Keepers[i.Keeper].RemoveImage(ctx, i.ID); rerr != nil {
@@ -96,9 +96,9 @@ func lastUse(i hostctl.Image) time.Time {
 	return i.MadeAt
 }
 
-// beyond returns the images to remove so that list takes at most space bytes:
-// the least recently used among those not in use. Files of guests are never
-// among them and do not count.
+// beyond returns which images to remove so that the rest of list has at most space
+// bytes: those not in use, the least recently used first. Files of guests are
+// neither removed nor counted.
 func beyond(list []hostctl.Image, space int64) (out []hostctl.Image) {
 	sum := int64(0)
 	for _, i := range list {
@@ -118,7 +118,7 @@ func beyond(list []hostctl.Image, space int64) (out []hostctl.Image) {
 	return out
 }
 
-// fit removes images until the cache fits MaxSize.
+// fit removes images until the caches have at most MaxSize bytes.
 func (c *Caches) fit(ctx context.Context) error {
 	list, err := c.List(ctx)
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Caches) fit(ctx context.Context) error {
 // pruneEvery is the interval between searches for old images.
 const pruneEvery = time.Hour
 
-// Run removes images that exceed MaxAge or MaxSize, until ctx ends.
+// Run removes images as MaxAge and MaxSize require, until ctx ends.
 func (c *Caches) Run(ctx context.Context) {
 	if c.MaxAge == 0 && c.MaxSize == 0 {
 		return

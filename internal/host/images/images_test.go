@@ -58,7 +58,7 @@ func (s *shelf) names() (out []string) {
 	return out
 }
 
-// over runs f while caches with one keeper are kept in bounds.
+// over runs f with the caches c, whose only keeper is s, while their Run runs.
 func over(t *testing.T, s *shelf, c Caches, f func(c *Caches)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -75,7 +75,7 @@ func over(t *testing.T, s *shelf, c Caches, f func(c *Caches)) {
 func unused(instance.Image) []string { return nil }
 func never() bool                    { return false }
 
-// TestImageSpace checks that, above the cache size, unused images are removed,
+// TestImageSpace checks that unused images are removed if the cache is too large,
 // the least recently used first and no more than needed.
 func TestImageSpace(t *testing.T) {
 	s := &shelf{}
@@ -97,8 +97,8 @@ func TestImageSpace(t *testing.T) {
 	})
 }
 
-// TestPrune checks that old images are removed automatically, unused ones on
-// request, and those that an instance was made from never.
+// TestPrune checks that old images are removed automatically and unused ones on
+// request, and that an image from which an instance was made is never removed.
 func TestPrune(t *testing.T) {
 	s := &shelf{}
 	const id = "a"

@@ -1,5 +1,5 @@
 // Package listeners matches the listening sockets of a program with the endpoints
-// that its instance exposes.
+// of its instance.
 package listeners
 
 import (
@@ -20,8 +20,8 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Missing returns the first target of want that has no listener that clients can
-// reach; "" for none.
+// Missing returns the first target of want on which no listener accepts clients, or
+// "".
 func Missing(want []instance.Endpoint, ls []instance.Listener) string {
 	for _, e := range want {
 		if len(On(e, ls)) == 0 {
@@ -31,8 +31,8 @@ func Missing(want []instance.Endpoint, ls []instance.Listener) string {
 	return ""
 }
 
-// Explain describes what exists in place of the missing listener, limit after the
-// start. guest is whether the addresses belong to a guest.
+// Explain describes where the program listens instead of at the missing target,
+// limit after its start. guest means that the addresses are those of a guest.
 func Explain(want []instance.Endpoint, ls []instance.Listener, guest bool, limit time.Duration) string {
 	target := Missing(want, ls)
 	_, port, err := net.SplitHostPort(target)
@@ -70,7 +70,7 @@ func Awaited(want []instance.Endpoint, ls []instance.Listener) string {
 	return text
 }
 
-// others returns the addresses of TCP listeners that no endpoint of want is for.
+// others returns the addresses of TCP listeners that belong to no endpoint of want.
 func others(want []instance.Endpoint, ls []instance.Listener) (out []string) {
 	for _, l := range ls {
 		if l.Network != "tcp" || slices.ContainsFunc(want, func(e instance.Endpoint) bool { return len(On(e, []instance.Listener{l})) > 0 }) {
@@ -83,8 +83,8 @@ func others(want []instance.Endpoint, ls []instance.Listener) (out []string) {
 	return out
 }
 
-// Taken returns the first target of want on which another process listens, so
-// that the program, whose listeners are own, cannot; "" for none.
+// Taken returns the first target of want on which another process listens, because
+// of which the program cannot, or "". own are the program's listeners.
 func Taken(want []instance.Endpoint, own []instance.Listener) string {
 	for _, e := range want {
 		if e.Proto != "" || len(On(e, own)) > 0 {
@@ -101,7 +101,7 @@ func Taken(want []instance.Endpoint, own []instance.Listener) string {
 	return ""
 }
 
-// checkSocket returns an error if no unix socket can be made at path.
+// checkSocket returns an error if no unix socket can be created at path.
 func checkSocket(path string) error {
 	dir := filepath.Dir(path)
 	switch st, err := os.Stat(dir); {
@@ -116,9 +116,9 @@ func checkSocket(path string) error {
 	return nil
 }
 
-// CheckAddresses returns an error if an endpoint is on an address that this
-// machine does not have, or at a path that no socket can have: no program could
-// listen there.
+// CheckAddresses returns an error if no program can listen on an endpoint: because
+// this machine does not have its address, or because no socket can be created at
+// its path.
 func CheckAddresses(expose []instance.Endpoint) error {
 	for n, e := range expose {
 		if e.Proto == instance.ProtoUnix {
@@ -146,7 +146,7 @@ func CheckAddresses(expose []instance.Endpoint) error {
 	return nil
 }
 
-// On returns the listeners that accept what clients send to an endpoint.
+// On returns the listeners that accept clients of an endpoint.
 func On(e instance.Endpoint, ls []instance.Listener) (out []instance.Listener) {
 	if e.Proto == instance.ProtoUnix {
 		for _, l := range ls {
@@ -188,8 +188,8 @@ func serves(bound, host string) bool {
 	return b.Unmap() == h.Unmap()
 }
 
-// Loopback returns the address at which this machine reaches a listener on addr,
-// which may stand for every address.
+// Loopback returns an address at which this machine reaches a listener on addr.
+// addr may be unspecified.
 func Loopback(addr string) string {
 	host, port, _ := net.SplitHostPort(addr)
 	if host == "" || host == "localhost" || host == "0.0.0.0" {

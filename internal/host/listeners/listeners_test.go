@@ -8,8 +8,8 @@ import (
 	"lull/internal/core/instance"
 )
 
-// TestExplain checks that a program that listens on another
-// address than its clients use is reported with that address.
+// TestExplain checks that, if a program listens on another address than that of its
+// endpoint, the error names the address.
 func TestExplain(t *testing.T) {
 	want := []instance.Endpoint{{Listen: "127.0.0.1:18083", Target: "127.0.0.1:18083"}}
 	ls := []instance.Listener{{Network: "tcp", Addr: "[::1]:18083"}}
@@ -19,7 +19,7 @@ func TestExplain(t *testing.T) {
 	if got := Explain(want, nil, false, time.Minute); !strings.Contains(got, want[0].Target) || strings.Contains(got, ls[0].Addr) {
 		t.Error(got)
 	}
-	// The actual address of the program is named, once.
+	// The address on which the program listens is named once.
 	ls = []instance.Listener{{Network: "tcp", Addr: "127.0.0.1:18082"}, {Network: "tcp", Addr: "127.0.0.1:18082"}, {Network: "udp", Addr: "127.0.0.1:18084"}}
 	if got := Explain(want, ls, false, time.Minute); strings.Count(got, ls[0].Addr) != 1 || strings.Contains(got, ls[2].Addr) {
 		t.Error(got)

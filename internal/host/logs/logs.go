@@ -1,5 +1,5 @@
-// Package logs reads the log files of instances, which rotate while they are
-// read: their last lines, and what is added to them.
+// Package logs reads the log files of instances, which may rotate meanwhile. It
+// returns their last lines and follows new output.
 package logs
 
 import (
@@ -21,18 +21,19 @@ import (
 // followEvery is the poll interval of a followed log.
 const followEvery = 100 * time.Millisecond
 
-// TimeForm is the form of the time before each line, if times are wanted. A line
-// without a known time has NoTime instead.
+// TimeForm is the format of the time before each line, if times are requested.
+// NoTime stands for an unknown time.
 const (
 	TimeForm = "2006-01-02T15:04:05.000Z07:00"
 	NoTime   = "-"
 )
 
-// Copy writes the part of a log that q selects to w, oldest first. With Follow it
-// continues with new output, flushed as it comes, until ctx ends, the reader is
-// gone, or source returns an error. source brings the log up to date and returns
-// its path; it is called before each read. Copy returns an error only if nothing
-// was written yet.
+// Copy writes the part of a log that q selects to w, oldest first.
+//
+// With Follow it continues with new output, which it flushes, until ctx ends, the
+// reader disconnects, or source returns an error. source brings the log up to date
+// and returns its path; Copy calls it before each read. Copy returns an error only
+// if it has not written anything.
 func Copy(ctx context.Context, w http.ResponseWriter, q instance.LogQuery, source func() (path string, err error)) error {
 	path, err := source()
 	if err != nil {
@@ -45,7 +46,7 @@ func Copy(ctx context.Context, w http.ResponseWriter, q instance.LogQuery, sourc
 	}
 	to := &lines{w: w, times: q.Times}
 	if to.copy(parts) != nil || !q.Follow {
-		return nil // the reader has disconnected, or has everything
+		return nil // everything was written, or the reader has disconnected
 	}
 	flush := http.NewResponseController(w)
 	for {
@@ -78,7 +79,7 @@ func Tail(path string, n int) (string, error) {
 	return b.String(), err
 }
 
-// Flushing returns a writer that flushes w after each write.
+// Flushing returns a writer that flushes w after every write.
 func Flushing(w http.ResponseWriter) io.Writer {
 	return flushing{w, http.NewResponseController(w)}
 }
@@ -97,14 +98,14 @@ func (f flushing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// view remembers how far a log was read, across its rotation. It keeps none
-// of the log in memory, since logs may be large.
+// view remembers how far a log has been read, also across rotations. It does not
+// keep the log in memory, because logs may be large.
 type view struct {
 	inode  os.FileInfo
 	offset int64
 }
 
-// part is a range of a file to copy.
+// part is a range of a log file to be copied.
 type part struct {
 	f        *os.File
 	from, to int64
@@ -117,11 +118,11 @@ func (p part) close() {
 	p.times.Close()
 }
 
-// lines copies parts to w, with the time before each line if times is set.
+// lines copies parts to w. If times is set, each line is preceded by its time.
 type lines struct {
 	w     io.Writer
 	times bool
-	mid   bool // what follows continues a line
+	mid   bool // the next part continues a line
 }
 
 // copy copies parts and closes their files.
@@ -149,7 +150,7 @@ func (l *lines) stamp(p part) error {
 			if t := p.times.At(at); !t.IsZero() {
 				stamp = t.UTC().Format(TimeForm)
 			}
-			out.WriteString(stamp + " ") // Flush returns the error
+			out.WriteString(stamp + " ") // an error shows at Flush
 		}
 		out.Write(b)
 		if at += int64(len(b)); len(b) > 0 {
@@ -164,8 +165,8 @@ func (l *lines) stamp(p part) error {
 	}
 }
 
-// openPart opens a whole file of the log at base; it returns no parts if the file
-// does not exist.
+// openPart returns the file base+suffix of a log as one part, or no parts if the
+// file does not exist.
 func openPart(base, suffix string) (parts []part, st os.FileInfo, err error) {
 	f, err := os.Open(base + suffix)
 	if errors.Is(err, os.ErrNotExist) {
@@ -180,8 +181,7 @@ func openPart(base, suffix string) (parts []part, st os.FileInfo, err error) {
 	return []part{{f, 0, st.Size(), logfile.OpenTimes(base, st), st.ModTime()}}, st, nil
 }
 
-// selected returns the part of a log and of the older file beside it that q
-// selects.
+// selected returns the part of a log and of its older file that q selects.
 func (v *view) selected(path string, q instance.LogQuery) (parts []part, err error) {
 	var old os.FileInfo
 	for {
@@ -200,7 +200,7 @@ func (v *view) selected(path string, q instance.LogQuery) (parts []part, err err
 			}
 			break
 		}
-		closeParts(parts) // it was rotated in between
+		closeParts(parts) // the log was rotated meanwhile
 	}
 	if err = within(parts, q.Since, q.Until); err == nil && q.Tail >= 0 {
 		err = lastLines(parts, q.Tail)
@@ -218,14 +218,14 @@ func closeParts(parts []part) {
 	}
 }
 
-// within moves the bounds of parts to the lines of a period; a zero time is no
-// bound. Lines whose time is unknown are kept if they may be in it.
+// within restricts parts to the lines of a period; a zero time is no bound. Lines
+// whose time is unknown are kept if they may belong to the period.
 func within(parts []part, since, until time.Time) error {
 	if since.IsZero() && until.IsZero() {
 		return nil
 	}
-	whole := true // the previous block ends with a line
-	cut := false  // its last line is not selected, so neither is the rest of that line
+	whole := true // the previous part ends with a complete line
+	cut := false  // the last line of the previous part is not selected, so neither is its rest
 	for k := range parts {
 		p := &parts[k]
 		from, to, first := p.to, p.to, true
@@ -266,8 +266,8 @@ func within(parts []part, since, until time.Time) error {
 	return nil
 }
 
-// lineFrom returns where the first line begins at or after an offset of p. whole
-// says that a line begins at offset 0.
+// lineFrom returns the offset of the first line of p that begins at or after at.
+// whole means that a line begins at offset 0.
 func lineFrom(p *part, at int64, whole bool) (int64, error) {
 	if at == 0 && whole || at == p.to {
 		return at, nil
@@ -291,7 +291,7 @@ func (v *view) more(path string) ([]part, error) {
 	if err != nil || st == nil {
 		return nil, err
 	}
-	if v.inode != nil && !os.SameFile(v.inode, st) { // rotated: the rest of the old file comes first
+	if v.inode != nil && !os.SameFile(v.inode, st) { // the log was rotated, so the rest of the old file comes first
 		old, _, err := openPart(path, logfile.Older)
 		if err != nil {
 			closeParts(parts)
@@ -308,14 +308,13 @@ func (v *view) more(path string) ([]part, error) {
 	return parts, nil
 }
 
-// block is the block size of the search for lines, in bytes.
+// block is how much is read at a time when searching for lines, in bytes.
 const block = 64 << 10
 
-// lastLines moves the start of parts to their last n lines. It reads from the
-// end.
+// lastLines restricts parts to their last n lines. It reads from the end.
 func lastLines(parts []part, n int) error {
 	b := make([]byte, block)
-	end := true // nothing was read yet: a newline here ends a line and begins none
+	end := true // at the end of the log: a newline there ends the last line
 	for k := len(parts) - 1; k >= 0; k-- {
 		p := &parts[k]
 		for at := p.to; at > p.from; {
@@ -343,9 +342,9 @@ func lastLines(parts []part, n int) error {
 			}
 		}
 		switch n {
-		case -1: // it begins here
+		case -1: // the first of the lines begins in this part
 			n = 0
-		case 0: // older lines are not needed
+		case 0: // older parts are not needed
 			p.from = p.to
 		}
 	}

@@ -39,12 +39,12 @@ func TestLastLines(t *testing.T) {
 	}
 }
 
-// TestLastLineOfMuch checks that at most one block of a large log is held in
-// memory.
+// TestLastLineOfMuch checks that reading the last line of a large log takes no more
+// memory than one block.
 func TestLastLineOfMuch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
 	errtest.None(t, os.WriteFile(path, []byte("the last\n"), 0o600))
-	if err := errors.Join(os.WriteFile(path+".1", nil, 0o600), os.Truncate(path+".1", 1<<30)); err != nil { // a hole
+	if err := errors.Join(os.WriteFile(path+".1", nil, 0o600), os.Truncate(path+".1", 1<<30)); err != nil { // a sparse file
 		t.Fatal(err)
 	}
 	held := testing.Benchmark(func(b *testing.B) {
@@ -64,8 +64,8 @@ func TestLastLineOfMuch(t *testing.T) {
 	}
 }
 
-// TestLogAcrossRotation follows a log across a rotation: every line once, in
-// order.
+// TestLogAcrossRotation checks that following a log across a rotation yields every
+// line once, in order.
 func TestLogAcrossRotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
 	write := func(s string) {
@@ -99,8 +99,8 @@ func TestLogAcrossRotation(t *testing.T) {
 	}
 }
 
-// TestTimes selects lines by time, and shows it, in a log that has rotated in the
-// middle of a line.
+// TestTimes checks which lines a period selects, and the time shown for each, in a
+// log that was rotated in the middle of a line.
 func TestTimes(t *testing.T) {
 	begin := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	at := func(s float64) time.Time { return begin.Add(time.Duration(s * float64(time.Second))) }
@@ -144,8 +144,9 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestNoTimes reads a log that was begun without an index: its lines are marked,
-// and kept by a period that they may be in.
+// TestNoTimes checks a log whose first lines have no times, because it was begun
+// without an index. They are shown with NoTime, and selected if they may belong to
+// the period.
 func TestNoTimes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.log")
 	errtest.None(t, os.WriteFile(path, []byte("old\n"), 0o600))

@@ -1,4 +1,4 @@
-// Package metrics counts what happens to the instances of a host, for Prometheus.
+// Package metrics provides Prometheus metrics about the instances of a host.
 package metrics
 
 import (
@@ -11,14 +11,14 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Host provides the values of gauges at scrape time.
+// Host provides the values of gauges when they are scraped.
 type Host interface {
 	List(memory bool) []hostctl.Instance
 	Capacity() hostctl.Capacity
 	Halted() *idle.HaltedBy
 }
 
-// Metrics are the metrics of a host. It implements prometheus.Collector.
+// Metrics holds the metrics of a host. It implements prometheus.Collector.
 type Metrics struct {
 	host     Host
 	runtimes []string
@@ -26,9 +26,8 @@ type Metrics struct {
 	events   *prometheus.CounterVec
 }
 
-// failures are the event kinds that alerts use. Their counters exist from the
-// start, because a counter that first appears with its first event shows no
-// increase.
+// failures are the event types that alerts use. Their counters exist from the
+// start: a counter that appears only with the first event would show no increase.
 var failures = []string{"start_failed", "pause_failed", "hibernate_failed", "wake_failed"}
 
 // wakesFrom are the states from which an instance is woken or started.
@@ -54,13 +53,13 @@ func New(h Host, runtimes []string) *Metrics {
 	return m
 }
 
-// Woken records that an instance of a runtime ran again, the time since it was
-// first requested, and the state from which it was woken.
+// Woken records that an instance of a runtime runs again, after the given time
+// since the first request, from the given state.
 func (m *Metrics) Woken(runtime string, from power.Instance, after time.Duration) {
 	m.wakes.WithLabelValues(runtime, string(from)).Observe(after.Seconds())
 }
 
-// Event counts an event of a type.
+// Event counts an event of the given type.
 func (m *Metrics) Event(kind string) { m.events.WithLabelValues(kind).Inc() }
 
 var (

@@ -1,11 +1,11 @@
-// Package modeltest has the model of the fence for Spin, and checks recorded
+// Package modeltest contains the model of the fence for Spin, and checks recorded
 // traces against it.
 //
-// The model, fence.pml, has bodies of its own for the steps of the fence. Their
-// order is that of the code: the tests of package host generate steps.pml, and fail
-// while it is stale. A trace is accepted if it is a behavior of the model, in which
-// all that is not recorded is free. Spin's verifier follows the traces itself, so
-// that no second form of the model exists.
+// The model, fence.pml, has its own implementation of the fence's steps, but their
+// order comes from the code: the tests of package host generate steps.pml, and fail
+// if it is out of date. A trace is accepted if it is a behavior of the model, in
+// which everything that is not recorded may happen at any time. Spin's verifier
+// follows the traces itself, so the model exists in one form only.
 package modeltest
 
 import (
@@ -27,13 +27,13 @@ var (
 	//go:embed fence.pml
 	Model string
 	//go:embed steps.pml
-	Steps string // the order of the steps of the shipped fence and of every broken one
+	Steps string // the order of steps in the standard fence and in each broken one
 	//go:embed follow.h
 	follow string
 )
 
-// Dir returns a directory with the model and steps. The test is skipped if the
-// programs that explore it are missing.
+// Dir returns a directory with the model and steps. It skips the test if the
+// programs that explore the model are missing.
 func Dir(t *testing.T, steps string) (dir string) {
 	t.Helper()
 	for _, program := range []string{"spin", "gcc"} {
@@ -60,50 +60,51 @@ func Compile(t *testing.T, dir string, args ...string) {
 	}
 }
 
-// MaxClients is how many clients a trace has at most.
+// MaxClients is the maximum number of clients in a trace.
 const MaxClients = 3
 
-// Scenario is the setting of a trace. Numbers are at most 255.
+// Scenario describes the world in which a trace was recorded. Numbers are at most
+// 255.
 type Scenario struct {
-	Quiet    bool             // open connections that are quiet do not hold
-	Deep     bool             // the ladder hibernates, and does not stop
+	Quiet    bool             // open connections that are quiet do not keep the instance awake
+	Deep     bool             // the ladder ends in hibernation, not in a stop
 	Relayed  [MaxClients]bool // which clients come through the relay
 	Clients  int
-	Requests int  // of each client on its connection, at most
-	Users    int  // calls of users, two at a time
-	Verbs    int  // which: see the model
-	Checks   int  // by the idle timer before its first tick
-	Crashes  int  // of the daemon
-	Ends     int  // how often the program ends by itself, at most
-	Kept     bool // its sockets are kept while it does not run
-	Timed    bool // the idle timer may find any activity too recent
-	Real     bool // the trace is of real programs and begins while it runs, with no connection that is in use
-	Late     bool // relayed connections of before may still close
+	Requests int  // maximum number of requests of each client on its connection
+	Users    int  // number of calls by users, at most two of them concurrent
+	Verbs    int  // which calls; numbered as in the model
+	Checks   int  // number of checks of the idle timer before its first tick
+	Crashes  int  // number of crashes of the daemon
+	Ends     int  // how often at most the program ends by itself
+	Kept     bool // the program's sockets are kept while it does not run
+	Timed    bool // the idle timer may consider any activity as too recent
+	Real     bool // the trace is of real programs; it begins while the program runs and no connection is in use
+	Late     bool // relayed connections from before the trace may still close during it
 }
 
-// Event is something that was seen: its name in the model without E_, and the
-// number of its client, 1 for a step that failed, or the number of the verb that is
-// called. It happened between From and
-// To, both included, in a unit that all events of the trace share. What is before it
-// is only what ended before From. If To is Open, it may also happen after the end of
-// the trace.
+// Event is a recorded event. Name is its name in the model without the prefix E_. N
+// is the number of the client or of the called verb, or 1 for a step that failed.
+//
+// The event happened at some time from From to To, in a unit that all events of a
+// trace share. It came after another event for certain only if that one's To is
+// below its From. If To is Open, it may also happen after the end of the trace.
 type Event struct {
 	Name     string
 	N        int
 	From, To int64
 }
 
-// Open is the time To of an event that may not have happened yet.
+// Open is the To of an event that may not have happened yet.
 const Open = math.MaxInt64
 
-// Trace holds the observations of an instance, in the order of From.
+// Trace holds the recorded events of an instance, in the order of From.
 type Trace struct {
 	Scenario
 	Events []Event
-	Hidden []string // events that the recorder does not see
+	Hidden []string // names of events that the recorder cannot see
 }
 
-// Until describes the trace up to event number n.
+// Until describes the first n events of the trace.
 func (t *Trace) Until(n int) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%+v:", t.Scenario)
@@ -116,7 +117,7 @@ func (t *Trace) Until(n int) string {
 	return s.String()
 }
 
-// numbers are the events of the model, and how many numbers each has.
+// numbers maps each event of the model to how many different numbers it has.
 var numbers = func() map[string]int {
 	all := map[string]int{}
 	for _, m := range regexp.MustCompile(`(?m)^#define E_(\w+) (\d+)$`).FindAllStringSubmatch(Model, -1) {
@@ -125,7 +126,7 @@ var numbers = func() map[string]int {
 	return all
 }()
 
-// line appends the trace as the follower reads it.
+// line appends the trace in the format that the follower reads.
 func (t *Trace) line(b []byte) []byte {
 	on := func(on bool) int {
 		if on {
@@ -177,14 +178,14 @@ func (t *Trace) line(b []byte) []byte {
 	return append(b, '\n')
 }
 
-// clientEvents are the events with a number for each client.
+// clientEvents are the events whose number is that of a client.
 var clientEvents = map[string]bool{"queued": true, "refused": true, "accepted": true, "answered": true, "sent": true, "closed": true,
 	"gone": true, "gated": true, "passed": true, "turned": true}
 
-// Follower is the verifier of the model that follows traces.
+// Follower is a verifier of the model that follows traces.
 type Follower struct {
 	program string
-	States  int // explored so far
+	States  int // number of states explored so far
 }
 
 // NewFollower compiles a Follower.
@@ -192,12 +193,12 @@ func NewFollower(t *testing.T) *Follower {
 	t.Helper()
 	dir := Dir(t, Steps)
 	Compile(t, dir, "spin", "-DTRACES", "-a", "fence.pml")
-	// Optimizing takes longer than it saves.
+	// Compiling with optimization would take longer than it saves.
 	Compile(t, dir, "gcc", "-O0", "-w", "-DSAFETY", "-DNOREDUCE", "-DVECTORSZ=2048", "-DMEMLIM=3000", "-o", "follow", "pan.c")
 	return &Follower{program: filepath.Join(dir, "follow")}
 }
 
-// batch is how many traces are followed by one process.
+// batch is the maximum number of traces that one process follows.
 const batch = 500
 
 var (
@@ -205,8 +206,8 @@ var (
 	panRejected = regexp.MustCompile(`(?m)^rejected: (\d+) (\d+)$`)
 )
 
-// Follow returns the traces that the model cannot do: by index, how many of its
-// events it can.
+// Follow returns the traces that are not behaviors of the model: by index in all,
+// how many of the trace's events the model can follow.
 func (f *Follower) Follow(t *testing.T, all []Trace) (rejected map[int]int) {
 	t.Helper()
 	rejected = map[int]int{}

@@ -1,5 +1,5 @@
-// Package probe converts a runtime's measurements of a workload into readings
-// and connections for the idle engine. It is pure, and unknown values stay
+// Package probe converts a runtime's measurements of a workload into readings and
+// connections for the idle engine. It has no side effects, and unknown values stay
 // unknown.
 package probe
 
@@ -16,27 +16,28 @@ import (
 	"lull/internal/relay"
 )
 
-// Default thresholds of the heartbeat. CPU counts from 1 % of the window, but
-// never for less than a few scheduler ticks; net from 512 bytes per 5 s.
+// Default thresholds for activity: CPU from 1 % of the window, but at least a few
+// scheduler ticks; network from 512 bytes per 5 s.
 const (
 	cpuPercent = 1.0
 	cpuTicks   = 20 * time.Millisecond
 	netBytes   = 512.0
 	rateWindow = 5 * time.Second
-	diskBytes  = 8192.0 // two pages per 5 s: a program that syncs a record every other second
-	diskPage   = 4096.0 // the least that a disk transfers
+	diskBytes  = 8192.0 // two pages per 5 s, as by a program that syncs a record every other second
+	diskPage   = 4096.0 // the smallest transfer of a disk
 )
 
-// Thresholds are those at which the work of a workload counts as activity. Zero
-// values stand for the defaults.
+// Thresholds are the amounts of work from which a workload counts as active. A zero
+// field means the default.
 type Thresholds struct {
-	CPUPercent float64 // of one processor, default 1
-	NetBytes   float64 // per 5 s, default 512
-	DiskBytes  float64 // read and written per 5 s, default 8192
+	CPUPercent float64 // percent of one CPU, default 1
+	NetBytes   float64 // bytes per 5 s, default 512
+	DiskBytes  float64 // bytes read and written per 5 s, default 8192
 }
 
-// Readings returns the heartbeat readings of a workload between two samples.
-// Its own connections stop counting after quiet without a byte; 0 means never.
+// Readings returns the readings for what a workload did between two samples.
+// Connections that the workload opened stop counting once they have carried no byte
+// for quiet; 0 means never.
 func (c Thresholds) Readings(base, s instance.Sample, quiet time.Duration, now time.Time) []idle.Reading {
 	window := s.At.Sub(base.At)
 	first := window <= 0
@@ -74,9 +75,10 @@ func (c Thresholds) Readings(base, s instance.Sample, quiet time.Duration, now t
 	return out
 }
 
-// diskReading judges the bytes that the workload read and wrote between two
-// samples. The threshold shrinks with the window, down to one page, so a
-// program that keeps writing and syncing is seen however short the window is.
+// diskReading returns the reading for the bytes that the workload read and wrote
+// between two samples. The threshold shrinks with the window, but not below one
+// page, so that a program that keeps writing and syncing counts as active however
+// short the window is.
 func (c Thresholds) diskReading(base, s instance.Sample, now time.Time) idle.Reading {
 	window := s.At.Sub(base.At)
 	switch {
@@ -94,10 +96,10 @@ func (c Thresholds) diskReading(base, s instance.Sample, now time.Time) idle.Rea
 
 func round(f float64) float64 { return float64(int64(f*100+0.5)) / 100 }
 
-// calls counts the outbound connections of an instance that keep it running.
-// open are those to other machines, without the ones that
-// quiet-connection-after allows to ignore. waiting are those with an unanswered
-// request, including those to this machine.
+// calls counts an instance's outbound connections that keep it awake. open are
+// those to other machines that quiet-connection-after does not allow to ignore.
+// waiting are those on which the workload waits for an answer, including those to
+// this machine.
 type calls struct{ open, waiting int }
 
 // called counts the connections that the workload opened.
@@ -115,19 +117,19 @@ func called(s instance.Sample, quiet time.Duration) (c calls) {
 	return c
 }
 
-// Connections configures how the connections of a workload count.
+// Connections configures which connections of a workload keep its instance awake.
 type Connections struct {
 	Endpoints []instance.Endpoint
-	// Quiet is how long a connection without traffic still holds; 0 means
-	// forever.
+	// Quiet is how long a connection without traffic keeps the instance awake; 0
+	// means forever.
 	Quiet     time.Duration
-	Relay     *relay.Activity // nil if it has no relay
-	RelayOwes int             // connections of the relay with an unanswered request
+	Relay     *relay.Activity // nil without a relay
+	RelayOwes int             // number of the relay's connections on which the client waits for an answer
 }
 
-// Count returns the number of connections that hold the instance, and the time
-// of the last activity; last is the time known before. The relay's count
-// includes clients whose backend connection is not established yet.
+// Count returns how many connections keep the instance awake, and when the last
+// activity was. last is the last activity known before. The relay's connections
+// include clients that have no connection to the backend yet.
 func (o *Connections) Count(s instance.Sample, now, last time.Time) (int, time.Time) {
 	n, owed := 0, false
 	for _, c := range s.Inbound {
@@ -159,7 +161,7 @@ func (o *Connections) Count(s instance.Sample, now, last time.Time) (int, time.T
 		n += a.Waiting
 	}
 	if n > 0 && o.Quiet == 0 || owed {
-		last = now // idle time begins when the last connection closes, or the last request is answered or abandoned
+		last = now // the idle time starts when the last connection closes, or the last request is answered or abandoned
 	}
 	if last.After(now) {
 		last = now
@@ -167,9 +169,9 @@ func (o *Connections) Count(s instance.Sample, now, last time.Time) (int, time.T
 	return n, last
 }
 
-// owes reports whether the client of an inbound connection waits for an answer.
-// On the relay path the relay knows which side sent last; the kernel's clock is
-// too coarse for that.
+// owes reports whether the client of an inbound connection waits for an answer. On
+// the relay path it returns false, because the relay knows that better: the
+// kernel's clock is too coarse.
 func owes(c instance.Conn, ports []instance.Endpoint) bool {
 	if c.Turn == instance.TurnUnclear {
 		for _, e := range ports {
@@ -187,25 +189,24 @@ func samePort(a, b string) bool {
 	return err1 == nil && err2 == nil && x == y
 }
 
-// Working reports whether the workload is working although its clients have
-// been quiet long enough to stop holding. A server that gets no CPU or waits
-// for its disk transfers no bytes either, and once frozen it would never
-// answer. An unknown reading counts as working.
+// Working reports whether the workload is working although its clients have been
+// quiet for long enough to be ignored. A server that gets no CPU time, or waits for
+// its disk, transfers no bytes either, and if it were frozen it would never answer.
+// An unknown reading counts as working.
 func Working(w instance.Workload, s instance.Sample, quiet time.Duration) bool {
 	t, ok := w.(instance.Toiler)
 	if !ok || !slices.ContainsFunc(s.Inbound, func(c instance.Conn) bool { return c.QuietFor >= quiet }) {
 		return false
 	}
 	if still, err := w.Still(); err == nil && still {
-		return false // its work was checked before the freeze
+		return false // this was checked before the freeze
 	}
 	busy, err := t.AtWork()
 	return busy || err != nil
 }
 
-// BlockUnknownConnections makes connections a signal of leases_only too. An open
-// connection holds under every policy, so an unknown count blocks under every
-// policy.
+// BlockUnknownConnections makes an unknown number of connections block a pause also
+// with leases_only: an open connection keeps an instance awake under every policy.
 func BlockUnknownConnections(e *idle.Evidence) {
 	for n := range e.Readings {
 		r := &e.Readings[n]

@@ -11,7 +11,7 @@ import (
 )
 
 // TestThresholds checks that the configured thresholds decide what counts as
-// activity, with a minimum of a few scheduler ticks of CPU time.
+// activity, with a minimum of a few scheduler ticks for CPU time.
 func TestThresholds(t *testing.T) {
 	active := func(c Thresholds, window, cpu time.Duration, net uint64) (out [2]bool) {
 		t.Helper()
@@ -41,8 +41,9 @@ func TestThresholds(t *testing.T) {
 	}
 }
 
-// Disk traffic that cannot be read is unknown and holds. Traffic that the
-// kernel does not count is absent and does not hold.
+// TestDiskReading checks that disk traffic that cannot be read is unknown and keeps
+// the instance awake, and that traffic that the kernel does not count is absent and
+// does not.
 func TestDiskReading(t *testing.T) {
 	at := time.Now()
 	errUnreadable := errors.New("permission denied")
@@ -70,8 +71,8 @@ func TestDiskReading(t *testing.T) {
 	}
 }
 
-// TestCount checks which connections hold and when the last activity was, as
-// seconds before the sample.
+// TestCount checks which connections keep the instance awake, and when the last
+// activity was, in seconds before the sample.
 func TestCount(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	accepted := func(quiet time.Duration, turn instance.Turn) instance.Conn {

@@ -14,33 +14,33 @@ import (
 	"lull/internal/lib/segment"
 )
 
-// foldSize is the size of the change log, in bytes, at which it is folded into
-// the record files.
+// foldSize is the size of the log, in bytes, from which it is folded into the
+// record files.
 const foldSize = 4 << 20
 
-// changes is the log of the records that are newer than their files. Each entry
-// is a whole record, so that the last one of an instance counts. A write to it
-// costs one sync, which concurrent writes share, and no other file is touched.
-// The files follow when the log has reached foldSize, and at Close.
+// changes is a log of records that are newer than their files. Each entry is a
+// whole record, and an instance's last entry counts. Adding an entry costs one
+// sync, which concurrent callers share, and touches no other file. The files are
+// brought up to date when the log has reached foldSize, and at close.
 //
-// An entry without a file is ignored: the instance was removed. A new record is
-// therefore written to its file first.
+// An entry whose instance has no file is ignored, because that instance was
+// removed. The first record of a new instance is therefore written to its file.
 type changes struct {
-	dir   string // contains the log
-	files string // contains the record files
+	dir   string // directory of the log
+	files string // directory of the record files
 
 	// opened is held for reading while log is used, and for writing while it is
-	// replaced. log is nil if the last attempt to open it failed.
+	// replaced. log is nil if it could not be opened again.
 	opened sync.RWMutex
 	log    *segment.Log
 
 	mu      sync.Mutex
 	known   map[string]bool   // IDs of the instances that have a file
-	newer   map[string][]byte // by ID, payloads newer than the files
-	next    int64             // size of the log at which it is folded
+	newer   map[string][]byte // by ID: encoded records that are newer than the files
+	next    int64             // size of the log, in bytes, at which it is next folded
 	folding sync.WaitGroup
 	busy    bool // a fold is in progress
-	loaded  bool // newer is complete: it contains the whole log
+	loaded  bool // newer contains the whole log
 	damage  []error
 }
 
@@ -49,7 +49,7 @@ func openChanges(dir, files string) (*changes, error) {
 	return c, c.reopen(nil)
 }
 
-// reopen replaces a log that failed. Entries that were only buffered are lost.
+// reopen replaces a log that has failed. It loses entries that were only buffered.
 func (c *changes) reopen(failed *segment.Log) error {
 	c.opened.Lock()
 	defer c.opened.Unlock()
@@ -72,8 +72,8 @@ func (c *changes) reopen(failed *segment.Log) error {
 	return nil
 }
 
-// add appends a record. With sync it survives a power failure, otherwise only
-// the end of this process. Calls for the same instance must not be concurrent.
+// add appends a record. With sync, the entry survives a power failure; otherwise
+// only the end of this process. Calls for the same instance must not be concurrent.
 func (c *changes) add(id string, payload []byte, sync bool) error {
 	log, err := c.addTo(id, payload, sync)
 	if err != nil {
@@ -104,7 +104,7 @@ func (c *changes) addTo(id string, payload []byte, sync bool) (*segment.Log, err
 	default:
 		err = c.log.Flush()
 	}
-	if err != nil { // the caller rejects the change, so it must not reach the files either
+	if err != nil { // the caller undoes the change, so it must not reach the files
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.newer[id] = before; before == nil {
@@ -133,7 +133,7 @@ func (c *changes) has(id string) bool {
 	return c.known[id]
 }
 
-// remove removes the file of an instance, which invalidates its entries.
+// remove removes the file of an instance, and thereby its entries.
 func (c *changes) remove(id string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,7 +145,7 @@ func (c *changes) remove(id string) error {
 	return nil
 }
 
-// foldLarge folds a log that has grown large, in the background.
+// foldLarge folds the log in the background if it has grown large.
 func (c *changes) foldLarge() {
 	c.opened.RLock()
 	defer c.opened.RUnlock()
@@ -162,14 +162,14 @@ func (c *changes) foldLarge() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.busy = false
-		if c.next = foldSize; err != nil && c.log != nil { // nothing is lost, because the log remains
+		if c.next = foldSize; err != nil && c.log != nil { // nothing is lost, because the log is kept
 			c.next += c.log.Size()
 		}
 	})
 }
 
-// fold brings the record files up to date and drops the entries that they
-// contain.
+// fold writes newer records to their files, and drops the entries of the log that
+// the files then contain.
 func (c *changes) fold() error {
 	c.opened.RLock()
 	defer c.opened.RUnlock()
@@ -188,7 +188,7 @@ func (c *changes) fold() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if !c.known[name[:len(name)-len(".json")]] {
-			return nil // the instance was removed in the meantime
+			return nil // the instance was removed meanwhile
 		}
 		return rename()
 	})
@@ -205,7 +205,7 @@ func (c *changes) fold() error {
 	return err
 }
 
-// replay updates recs with the newer records in the log.
+// replay replaces the records in recs for which the log has newer ones.
 func (c *changes) replay(recs map[string]instance.Record) error {
 	c.opened.RLock()
 	defer c.opened.RUnlock()
@@ -237,8 +237,8 @@ func (c *changes) replay(recs map[string]instance.Record) error {
 	return errors.Join(errs...)
 }
 
-// close folds the log and removes it. If that fails, or if not every record was
-// loaded, the log remains for the next Load.
+// close folds the log and removes it. If that fails, or the log was not loaded
+// completely, the log is kept for the next Load.
 func (c *changes) close() error {
 	c.folding.Wait()
 	switch {
@@ -254,7 +254,7 @@ func (c *changes) close() error {
 	return os.RemoveAll(c.dir)
 }
 
-// encode returns the payload of a record.
+// encode returns a record as the payload of an entry or a file.
 func encode(r *instance.Record) ([]byte, error) {
 	b, err := json.Marshal(r)
 	if err != nil {

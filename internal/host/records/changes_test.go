@@ -17,8 +17,8 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// crash copies what is on disk, as a daemon that is killed leaves it, and opens
-// the copy.
+// crash copies the disk as a daemon that is killed would leave it, and opens the
+// copy.
 func crash(t *testing.T, f *Files) *Files {
 	t.Helper()
 	to := t.TempDir()
@@ -43,9 +43,9 @@ func load(t *testing.T, f *Files) map[string]instance.Record {
 	return out
 }
 
-// TestChangesOutliveCrashes makes random changes, removals, folds, restarts and
-// crashes. Whenever the daemon dies, the next one has exactly the records that
-// were written last.
+// TestChangesOutliveCrashes does random changes, removals, folds, restarts and
+// crashes. It checks that after each crash the next daemon has exactly the records
+// that were written last.
 func TestChangesOutliveCrashes(t *testing.T) {
 	rng := scaletest.Random(t)
 	for range scaletest.Count(t, "histories of a data directory", 10) {
@@ -106,8 +106,8 @@ func TestChangesOutliveCrashes(t *testing.T) {
 	}
 }
 
-// TestFoldBesideWrites checks that the files are updated while many instances
-// are written and some are removed, and that a removed one does not come back.
+// TestFoldBesideWrites checks that folding works while many instances are written
+// and some are removed, and that no removed instance comes back.
 func TestFoldBesideWrites(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	errtest.None(t, err)
@@ -156,8 +156,8 @@ func TestFoldBesideWrites(t *testing.T) {
 	errtest.None(t, f.Close())
 }
 
-// TestLogIsFolded checks that a log that has grown large is folded
-// automatically, and that its size is bounded.
+// TestLogIsFolded checks that a large log is folded automatically, and that its
+// size is bounded.
 func TestLogIsFolded(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	errtest.None(t, err)
@@ -165,7 +165,7 @@ func TestLogIsFolded(t *testing.T) {
 	load(t, f)
 	r := sampleRecord()
 	r.StatusReason = strings.Repeat("x", 200<<10)
-	for g := range 200 { // 40 MB
+	for g := range 200 { // 40 MB in total
 		r.Generation = uint64(g)
 		errtest.None(t, f.Note(&r))
 		f.changes.folding.Wait()
@@ -178,9 +178,9 @@ func TestLogIsFolded(t *testing.T) {
 	}
 }
 
-// TestDamagedLog flips bytes of a log of changes and cuts it at them. A record
-// is then as it was at one of its changes or in its file, and the damage is
-// reported; a change that cannot be decoded fails the start.
+// TestDamagedLog flips single bytes of a log, or cuts it there. It checks that each
+// record is then one of those that were written, and that the damage is reported. A
+// record that cannot be decoded must prevent the start.
 func TestDamagedLog(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	errtest.None(t, err)
@@ -206,7 +206,7 @@ func TestDamagedLog(t *testing.T) {
 		errtest.None(t, err)
 		defer f.Close()
 		recs, err := f.Load()
-		f.changes.loaded = false // the copy stays as it is
+		f.changes.loaded = false // so that the copy is not folded
 		if err != nil || len(recs) != 1 || recs[0].Generation < 10 || recs[0].Generation > 13 {
 			t.Fatalf("%s: %+v, %v", what, recs, err)
 		}
@@ -232,8 +232,8 @@ func TestDamagedLog(t *testing.T) {
 	}
 }
 
-// TestLogFails checks that a change that the disk refuses is neither in the log
-// nor in the file, and that the next one continues in a new log.
+// TestLogFails checks that a change that cannot be written is neither in the log
+// nor in the file, and that the next change goes to a new log.
 func TestLogFails(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	errtest.None(t, err)
@@ -252,7 +252,7 @@ func TestLogFails(t *testing.T) {
 	for g := range uint64(3) {
 		errtest.None(t, put(g))
 	}
-	if err := f.changes.log.Discard(); err != nil { // every write to it fails from now on
+	if err := f.changes.log.Discard(); err != nil { // every further write to it fails
 		t.Fatal(err)
 	}
 	if put(3) == nil {

@@ -22,24 +22,23 @@ import (
 	"lull/internal/lib/segment"
 )
 
-// maxRecord bounds a record file.
+// maxRecord bounds the size of a record file, in bytes.
 const maxRecord = 1 << 20
 
-// Files stores records as one sealed file per instance: a header line with a
-// checksum, then readable JSON. A file is replaced as a whole and synced, so a
+// Files stores one file per instance: a header line with a checksum, and the record
+// as readable JSON. A file is always replaced as a whole and synced, so that a
 // crash leaves either the old or the new one.
 //
-// Changes of a record go to a log first, which costs one sync, and the files
-// follow later. Load returns the records with these changes, and must be called
-// before the first Put.
+// Changes of a record first go to a log, which costs one sync, and reach the file
+// later. Load includes them. It must be called before the first Put.
 type Files struct {
 	dir     string
 	lock    *os.File
 	changes *changes
 }
 
-// OpenFiles opens dir for this process alone. A second daemon on the same
-// directory gets an error that names the first.
+// OpenFiles opens dir. Only one process can have it open; for another one, the
+// error names the first.
 func OpenFiles(dir string) (*Files, error) {
 	f := &Files{dir: dir}
 	for _, d := range []string{dir, f.instances(), filepath.Join(dir, "logs")} {
@@ -63,15 +62,15 @@ func OpenFiles(dir string) (*Files, error) {
 // Close brings the record files up to date and releases the directory.
 func (f *Files) Close() error { return errors.Join(f.changes.close(), f.lock.Close()) }
 
-// Damage returns an error if part of the change log could not be read; the
-// records that Load returned may then lack changes.
+// Damage returns an error if part of the change log could not be read. The records
+// that Load returned may then lack changes.
 func (f *Files) Damage() []error {
 	f.changes.mu.Lock()
 	defer f.changes.mu.Unlock()
 	return slices.Clone(f.changes.damage)
 }
 
-// Dir is the data directory.
+// Dir returns the data directory.
 func (f *Files) Dir() string { return f.dir }
 
 func (f *Files) instances() string { return filepath.Join(f.dir, "instances") }
@@ -98,10 +97,9 @@ func (f *Files) put(r *instance.Record, sync bool) error {
 // Delete implements Store.
 func (f *Files) Delete(id string) error { return f.changes.remove(id) }
 
-// Load reads every record. A file that is truncated, corrupt or not a record
-// yields an error that names it and says what to do. The valid records are
-// returned too, and nothing is dropped or changed. A damaged log of changes is
-// no error: see Damage.
+// Load returns all valid records. For each file that is truncated, corrupt or not a
+// record, the error names the file and says what to do. Load drops and changes
+// nothing. A damaged change log is not an error; see Damage.
 func (f *Files) Load() ([]instance.Record, error) {
 	if _, err := segment.RemoveTemporary(f.instances()); err != nil {
 		return nil, err
@@ -141,8 +139,8 @@ func unusable(path string, err error) error {
 	return fmt.Errorf("cannot use the record %s: %w; restore it from a backup, or move it away to continue without it", path, err)
 }
 
-// distinct returns the records by ID. Of two with the same name, the second
-// yields an error.
+// distinct returns the records of byID. If two have the same name, the second
+// causes an error.
 func (f *Files) distinct(byID map[string]instance.Record) (recs []instance.Record, err error) {
 	names := map[string]string{}
 	for _, id := range slices.Sorted(maps.Keys(byID)) {
@@ -160,7 +158,7 @@ func (f *Files) distinct(byID map[string]instance.Record) (recs []instance.Recor
 	return recs, err
 }
 
-// decodeRecord reads one record's JSON.
+// decodeRecord decodes a record's JSON.
 func decodeRecord(b []byte) (instance.Record, error) {
 	var r instance.Record
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -180,8 +178,8 @@ func decodeRecord(b []byte) (instance.Record, error) {
 	return r, nil
 }
 
-// haltFile returns the path of the file that stores the host's own halt or the
-// fleet's as last reported by the server.
+// haltFile returns the path of the file for the fleet's halt if fleet is set, and
+// otherwise for the host's own.
 func (f *Files) haltFile(fleet bool) string {
 	if fleet {
 		return filepath.Join(f.dir, "fleet-halt")
@@ -189,13 +187,13 @@ func (f *Files) haltFile(fleet bool) string {
 	return filepath.Join(f.dir, "halt")
 }
 
-// Halted reads the host's own halt; nil for none. A file that does not name who
-// set it, as written by earlier versions, is a halt without an end that began
-// when the file was written.
+// Halted returns the stored halt of the host itself, or nil. Files of earlier
+// versions do not name who set the halt. They stand for a halt without an end that
+// began when the file was written.
 func (f *Files) Halted() (*idle.HaltedBy, error) { return f.readHalt(false) }
 
-// FleetHalt reads the fleet's halt as last reported by the server; nil for
-// none. An unreadable file counts as a halt without an end.
+// FleetHalt returns the stored halt of the fleet, or nil. If the file is
+// unreadable, it returns a halt without an end.
 func (f *Files) FleetHalt() (*idle.HaltedBy, error) {
 	h, err := f.readHalt(true)
 	if h != nil {
@@ -229,10 +227,10 @@ func (f *Files) readHalt(fleet bool) (*idle.HaltedBy, error) {
 // maxHalt bounds the size of a halt file, in bytes.
 const maxHalt = 8 << 10
 
-// KeepHalt makes the host's own halt durable or, with nil, removes it.
+// KeepHalt stores the host's own halt durably, or removes it if h is nil.
 func (f *Files) KeepHalt(h *idle.HaltedBy) error { return f.keepHalt(h, false) }
 
-// KeepFleetHalt makes the fleet's halt durable or, with nil, removes it.
+// KeepFleetHalt stores the fleet's halt durably, or removes it if h is nil.
 func (f *Files) KeepFleetHalt(h *idle.HaltedBy) error { return f.keepHalt(h, true) }
 
 func (f *Files) keepHalt(h *idle.HaltedBy, fleet bool) error {
@@ -252,8 +250,8 @@ func (f *Files) keepHalt(h *idle.HaltedBy, fleet bool) error {
 // maxCommands bounds the size of the file of commands, in bytes.
 const maxCommands = 256 << 10
 
-// Commands returns the IDs of the server's commands that have begun on this
-// host, oldest first.
+// Commands returns the stored IDs of the server's commands that this host has begun
+// to carry out, oldest first.
 func (f *Files) Commands() (ids []string, err error) {
 	file, err := os.Open(filepath.Join(f.dir, "commands"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -273,7 +271,7 @@ func (f *Files) Commands() (ids []string, err error) {
 	return strings.Fields(string(data)), nil
 }
 
-// KeepCommands makes the IDs of commands durable.
+// KeepCommands stores the IDs of commands durably.
 func (f *Files) KeepCommands(ids []string) error {
 	return segment.WriteFile(filepath.Join(f.dir, "commands"), []byte(strings.Join(ids, "\n")+"\n"), 0o600)
 }

@@ -24,8 +24,9 @@ func sampleRecord() instance.Record {
 		Leases: []idle.Lease{{Holder: "h", ExpiresAt: at}}, CreatedAt: at, LastPausedAt: at}
 }
 
-// TestDamagedRecords truncates and flips a record at every byte. Load names the
-// record and rejects it, reads the intact one, and changes no file.
+// TestDamagedRecords truncates a record at every byte, and flips every byte. It
+// checks that Load rejects and names the record, returns the intact one, and
+// changes no file.
 func TestDamagedRecords(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	errtest.None(t, err)
@@ -96,7 +97,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	})
 }
 
-// TestHaltFile reads halt files of this and earlier versions.
+// TestHaltFile checks the halts read from files of this and of earlier versions.
 func TestHaltFile(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	errtest.None(t, err)

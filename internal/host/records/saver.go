@@ -8,17 +8,17 @@ import (
 	"lull/internal/core/instance"
 )
 
-// saveLag delays the write of a record that may follow its change. It leaves
-// the CPUs to a program that was just woken, and combines changes that come
-// together.
+// saveLag is the delay before a queued record is written. It leaves the CPU to a
+// program that has just been woken, and combines changes that follow each other
+// closely.
 const saveLag = 20 * time.Millisecond
 
 // Store keeps records across restarts.
 type Store interface {
-	Put(r *instance.Record) error // returns once it is durable
-	// Note is Put without waiting for the disk. When it returns nil, the record
-	// survives the end of this process, but survives a power failure only after a
-	// later Put or once the kernel has written it back.
+	Put(r *instance.Record) error // durable once it returns
+	// Note is Put without waiting for the disk. Once it returns nil, the record
+	// survives the end of this process. It survives a power failure only after a
+	// later Put, or once the kernel has written it.
 	Note(r *instance.Record) error
 	Delete(id string) error
 }
@@ -26,46 +26,47 @@ type Store interface {
 // Owner is an instance whose record a Saver writes.
 type Owner interface {
 	Record() instance.Record // the current record
-	Removed() bool           // reports whether it was removed; its record is not written anymore
+	Removed() bool           // reports whether the instance was removed; then its record is no longer written
 	MarkRemoved()
 }
 
-// Saver writes records. Write is for changes that must be durable before they
-// are acted on. A record that may follow its change is queued by WriteLater, or
-// by NoteLater if a power failure may undo the change. The generation of a record prevents an older one from overwriting a newer one.
+// Saver decides when records are written. Write is for changes that must be durable
+// before they take effect. WriteLater queues a record that may be written after its
+// change, and NoteLater one that a power failure may undo. By its generation, an
+// older record never overwrites a newer one.
 type Saver struct {
 	to        Store
-	find      func(id string) Owner          // nil if it no longer exists
-	onTrouble func(id string, trouble error) // called when writes begin to fail, and with nil when they succeed again
+	find      func(id string) Owner          // returns nil if the instance no longer exists
+	onTrouble func(id string, trouble error) // called when writes begin to fail, and with a nil error when they succeed again
 
 	mu      sync.Mutex
-	written map[string]uint64 // generation that survives this process
-	durable map[string]uint64 // generation that survives a power failure
+	written map[string]uint64 // by ID: the generation that survives the end of this process
+	durable map[string]uint64 // by ID: the generation that survives a power failure
 	dirty   map[string]queued
 	kick    chan struct{}
 	done    chan struct{}
 	trouble *trouble // nil while writes succeed
-	// order serializes the writes of an instance, so that what is checked
-	// before a write still applies after it. Instances share the slots.
+	// order has a slot for each instance, shared by several, that is held during a
+	// write. What is checked before a write therefore still applies after it.
 	order [64]chan struct{}
 }
 
-// queued is a record to be written soon.
+// queued is a record that is to be written soon.
 type queued struct {
 	Owner
-	noted bool // Note suffices: it need not survive a power failure
+	noted bool // Note is enough: the record need not survive a power failure
 }
 
-// trouble is why records cannot be written.
+// trouble is a failure to write records.
 type trouble struct {
 	err error
 	id  string // instance whose write failed last
 }
 
-// retryEvery is the retry interval while writes fail.
+// retryEvery is the interval between attempts while writes fail.
 const retryEvery = time.Second
 
-// Failing returns why records cannot be written; nil while they can.
+// Failing returns why records cannot be written, or nil.
 func (s *Saver) Failing() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,8 +76,7 @@ func (s *Saver) Failing() error {
 	return s.trouble.err
 }
 
-// put writes a record, durably or not, and notes whether records can be
-// written.
+// put writes a record, durably or not, and records whether writes succeed.
 func (s *Saver) put(r *instance.Record, durable bool) error {
 	write := s.to.Note
 	if durable {
@@ -104,9 +104,9 @@ func (s *Saver) put(r *instance.Record, durable bool) error {
 	return err
 }
 
-// try retries the write that failed last, with the current record. If there is
-// nothing to write because the change was undone, writes count as working
-// again.
+// try repeats the write that failed last, with the instance's current record. If
+// there is nothing to write because the change was undone, writes count as
+// succeeding again.
 func (s *Saver) try() {
 	s.mu.Lock()
 	id := ""
@@ -117,7 +117,7 @@ func (s *Saver) try() {
 	o := s.find(id)
 	if o == nil {
 		s.mu.Lock()
-		s.trouble = nil // the next write shows if the disk still fails
+		s.trouble = nil // the next write will show whether the disk still fails
 		s.mu.Unlock()
 		return
 	}
@@ -138,9 +138,9 @@ func (s *Saver) kicked() {
 	}
 }
 
-// NewSaver returns a saver that writes to a store. find returns the instance
-// with an ID, nil for none. told is called when writes begin to fail, with the
-// ID of the instance, and with a nil error when they succeed again.
+// NewSaver returns a saver that writes to a store. find returns the instance with
+// an ID, or nil. onTrouble is called when writes begin to fail, with the instance's
+// ID and the error, and with a nil error when they succeed again.
 func NewSaver(to Store, find func(id string) Owner, onTrouble func(id string, trouble error)) *Saver {
 	s := &Saver{to: to, find: find, onTrouble: onTrouble, written: map[string]uint64{}, durable: map[string]uint64{},
 		dirty: map[string]queued{}, kick: make(chan struct{}, 1), done: make(chan struct{})}
@@ -156,7 +156,7 @@ func (s *Saver) orderOf(id string) chan struct{} {
 	return s.order[h.Sum32()%uint32(len(s.order))]
 }
 
-// Write stores r, a record of o, durably, unless a newer one is stored or o was
+// Write stores r, a record of o, durably, unless a newer one is durable or o was
 // removed.
 func (s *Saver) Write(o Owner, r *instance.Record) error { return s.write(o, r, true) }
 
@@ -172,7 +172,7 @@ func (s *Saver) write(o Owner, r *instance.Record, durable bool) error {
 	stale, lost := s.written[r.ID] >= r.Generation, s.durable[r.ID] < r.Generation
 	s.mu.Unlock()
 	switch {
-	case stale && durable && lost: // the newer one was only noted
+	case stale && durable && lost: // the newer record is not durable yet
 		rec := o.Record()
 		return s.put(&rec, true)
 	case stale:
@@ -181,8 +181,8 @@ func (s *Saver) write(o Owner, r *instance.Record, durable bool) error {
 	return s.put(r, durable)
 }
 
-// Remove deletes the record of o and marks o as removed. A write of it that is
-// pending or in progress does not bring the record back.
+// Remove deletes the record of o and marks o as removed. A write that is pending or
+// in progress does not restore the record.
 func (s *Saver) Remove(o Owner, id string) error {
 	order := s.orderOf(id)
 	order <- struct{}{}
@@ -194,10 +194,10 @@ func (s *Saver) Remove(o Owner, id string) error {
 	return nil
 }
 
-// WriteLater writes the present record of o soon, durably.
+// WriteLater queues the record of o for a durable write.
 func (s *Saver) WriteLater(o Owner, id string) { s.later(id, queued{Owner: o}) }
 
-// NoteLater writes the present record of o soon. A power failure may undo it.
+// NoteLater queues the record of o for a write that a power failure may undo.
 func (s *Saver) NoteLater(o Owner, id string) { s.later(id, queued{Owner: o, noted: true}) }
 
 func (s *Saver) later(id string, q queued) {
@@ -210,7 +210,7 @@ func (s *Saver) later(id string, q queued) {
 	s.kicked()
 }
 
-// Forget drops what is known about an instance that no longer exists.
+// Forget drops the generations of an instance that no longer exists.
 func (s *Saver) Forget(id string) {
 	s.mu.Lock()
 	delete(s.dirty, id)
@@ -219,7 +219,7 @@ func (s *Saver) Forget(id string) {
 	s.mu.Unlock()
 }
 
-// Run writes queued records until Stop, then the remaining ones.
+// Run writes queued records until Stop, and then those that are left.
 func (s *Saver) Run() {
 	for {
 		var again <-chan time.Time
@@ -244,12 +244,12 @@ func (s *Saver) Run() {
 	}
 }
 
-// Stop ends Run.
+// Stop makes Run return.
 func (s *Saver) Stop() { close(s.done) }
 
-// flush writes the dirty records and reports whether it tried any. An instance
-// in a transition is written at its end or by the next flush. One that cannot
-// be written stays dirty.
+// flush writes the queued records and reports whether it tried any. An instance in
+// a transition is written at the end of that or by the next flush. A record that
+// cannot be written stays queued.
 func (s *Saver) flush() (tried bool) {
 	s.mu.Lock()
 	batch := s.dirty
@@ -266,15 +266,15 @@ func (s *Saver) flush() (tried bool) {
 	return tried
 }
 
-// Written returns the generation of the record that survives this process; 0
-// for none.
+// Written returns the generation of the record that survives the end of this
+// process, or 0.
 func (s *Saver) Written(id string) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.written[id]
 }
 
-// Loaded records the generation that an earlier daemon stored.
+// Loaded sets the generation that an earlier daemon has stored.
 func (s *Saver) Loaded(id string, generation uint64) {
 	s.mu.Lock()
 	s.written[id], s.durable[id] = generation, generation

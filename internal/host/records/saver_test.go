@@ -10,7 +10,7 @@ import (
 	"lull/internal/core/instance"
 )
 
-// counted is a Store that lists its writes.
+// counted is a Store that records its writes.
 type counted struct {
 	mu   sync.Mutex
 	list []string
@@ -34,10 +34,9 @@ func (o *owned) Record() instance.Record { return o.rec }
 func (o *owned) Removed() bool           { return false }
 func (o *owned) MarkRemoved()            {}
 
-// TestNotedIsNotDurable checks that a noted record is written once, without a
-// sync. A caller that needs an earlier or the same generation on disk still
-// gets a sync, of the newest. A record that is queued for both is written
-// durably.
+// TestNotedIsNotDurable checks that a noted record is written once, without a sync.
+// A later durable write of the same or an earlier generation must still sync, with
+// the newest record. A record that is queued both ways must be written durably.
 func TestNotedIsNotDurable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to, o := &counted{}, &owned{instance.Record{ID: "a", Generation: 1}}
@@ -55,23 +54,23 @@ func TestNotedIsNotDurable(t *testing.T) {
 		write(1)
 		o.rec.Generation = 3
 		s.NoteLater(o, "a")
-		waitLag() // note 3
+		waitLag() // notes 3
 		s.NoteLater(o, "a")
-		waitLag() // it is written already
-		write(2)  // put 3
-		write(3)  // durable already
+		waitLag() // already written
+		write(2)  // puts 3
+		write(3)  // already durable
 		o.rec.Generation = 4
 		s.WriteLater(o, "a")
 		s.NoteLater(o, "a")
-		waitLag() // put 4
+		waitLag() // puts 4
 		o.rec.Generation = 5
 		s.NoteLater(o, "a")
 		s.WriteLater(o, "a")
-		waitLag() // put 5
+		waitLag() // puts 5
 		o.rec.Generation = 6
 		s.NoteLater(o, "a")
 		s.Stop()
-		waitLag() // note 6
+		waitLag() // notes 6
 		if got, want := fmt.Sprint(to.list), "[put 1 note 3 put 3 put 4 put 5 note 6]"; got != want {
 			t.Errorf("the writes are %s, want %s", got, want)
 		}

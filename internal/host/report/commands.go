@@ -19,34 +19,34 @@ import (
 )
 
 const (
-	maxCommands  = 1024        // IDs that are remembered
-	deliverLimit = time.Minute // time for which a reply is offered to the server
+	maxCommands  = 1024        // number of IDs that are kept
+	deliverLimit = time.Minute // how long a reply is offered to the server
 )
 
-// CommandStore keeps the IDs of commands across restarts.
+// CommandStore stores the IDs of commands across restarts.
 type CommandStore interface {
 	Commands() ([]string, error)
-	KeepCommands(ids []string) error // durable when it returns nil
+	KeepCommands(ids []string) error // durable once it returns nil
 }
 
-// Commands carries out commands from a server, each at most once: the ID is
-// durable before the command begins. It is safe for concurrent use.
+// Commands makes sure that each command from a server is carried out at most once:
+// its ID is stored durably before it begins. It is safe for concurrent use.
 type Commands struct {
 	store CommandStore
 
 	mu   sync.Mutex
-	ids  []string // of commands that have begun, oldest first
+	ids  []string // IDs of commands that have begun, oldest first
 	runs map[string]*commandRun
 }
 
-// commandRun is a command that this process has begun. reply is set when done
-// is closed.
+// commandRun is a command that this process has begun. reply is valid once done is
+// closed.
 type commandRun struct {
 	done  chan struct{}
 	reply control.HostReply
 }
 
-// NewCommands returns Commands that remember their IDs in store.
+// NewCommands returns Commands that keep their IDs in store.
 func NewCommands(store CommandStore) (*Commands, error) {
 	ids, err := store.Commands()
 	if err != nil {
@@ -55,8 +55,8 @@ func NewCommands(store CommandStore) (*Commands, error) {
 	return &Commands{store: store, ids: ids, runs: map[string]*commandRun{}}, nil
 }
 
-// begin returns the run of a command, and whether the caller must carry it out.
-// The run is nil if an earlier process began it.
+// begin returns the run of a command, and whether the caller must carry it out. The
+// run is nil if an earlier process began the command.
 func (c *Commands) begin(id string) (run *commandRun, mine bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,7 +75,7 @@ func (c *Commands) begin(id string) (run *commandRun, mine bool, err error) {
 	return run, true, nil
 }
 
-// since returns the time since t, including time during which the machine was
+// since returns the time since t, including time in which the machine was
 // suspended.
 func since(t time.Time) time.Duration {
 	return max(time.Since(t), time.Now().Round(0).Sub(t.Round(0)))
@@ -85,8 +85,8 @@ func refusal(c *control.HostCommand, status int, code, detail string) control.Ho
 	return control.HostReply{ID: c.ID, Status: status, Code: code, Detail: detail}
 }
 
-// carryOut carries out a command of the server and returns its outcome. late is
-// the most time that may have passed since the server handed it over.
+// carryOut carries out a command of the server and returns the reply. late is the
+// longest time that may have passed since the server sent the command.
 func (r *Reporter) carryOut(ctx context.Context, c control.HostCommand, late time.Duration) control.HostReply {
 	switch err := c.Check(); {
 	case r.Commands == nil:
@@ -117,7 +117,7 @@ func (r *Reporter) carryOut(ctx context.Context, c control.HostCommand, late tim
 	return run.reply
 }
 
-// do carries out a command as if a local user had given it.
+// do carries out a command as if a local user had requested it.
 func (r *Reporter) do(ctx context.Context, c *control.HostCommand) control.HostReply {
 	h, ref, done := r.Host, c.Instance, &control.HostDone{}
 	verbs := map[string]func(context.Context) error{
@@ -163,8 +163,8 @@ func (r *Reporter) do(ctx context.Context, c *control.HostCommand) control.HostR
 	return control.HostReply{ID: c.ID, Done: done}
 }
 
-// deliver offers a reply to the server until it is accepted, or until the server
-// no longer waits for it.
+// deliver offers a reply to the server until the server accepts it or no longer
+// waits for it.
 func (r *Reporter) deliver(ctx context.Context, a control.HostReply) {
 	ctx, cancel := context.WithTimeout(ctx, deliverLimit)
 	defer cancel()
@@ -179,8 +179,9 @@ func (r *Reporter) deliver(ctx context.Context, a control.HostReply) {
 	}
 }
 
-// tail returns the last lines of an instance's output, at most
-// control.MaxHostLog bytes of them, as text.
+// tail returns the last lines of an instance's output as text, at most
+// control.MaxHostLog bytes. cut reports whether that was not enough for all of
+// them.
 func (r *Reporter) tail(ctx context.Context, ref string, lines int) (log []byte, cut bool, err error) {
 	id, err := r.Host.IDOf(ref)
 	if err != nil {
@@ -193,8 +194,8 @@ func (r *Reporter) tail(ctx context.Context, ref string, lines int) (log []byte,
 	return printable(end.kept), end.cut, nil
 }
 
-// lastBytes is a response writer that keeps the last control.MaxHostLog bytes,
-// from the beginning of a line if there is one.
+// lastBytes is a response writer that keeps the last control.MaxHostLog bytes, if
+// possible from the beginning of a line.
 type lastBytes struct {
 	kept []byte
 	cut  bool
@@ -224,11 +225,11 @@ func (l *lastBytes) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// escapes are the control sequences of terminals.
+// escapes matches the control sequences of terminals.
 var escapes = regexp.MustCompile(`\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\^_])`)
 
-// printable returns the text in b without control sequences and characters, so
-// that it can be shown on pages and terminals.
+// printable returns b without control sequences and control characters, so that it
+// can be shown on pages and terminals.
 func printable(b []byte) []byte {
 	text := strings.ToValidUTF8(escapes.ReplaceAllString(string(b), ""), "?")
 	return []byte(strings.Map(func(c rune) rune {

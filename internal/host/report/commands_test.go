@@ -24,9 +24,8 @@ import (
 	"lull/internal/server/hosts"
 )
 
-// commanded is a host that accepts commands, beside its server. The server's
-// responses take lag to arrive, and replies to commands are lost while lose is
-// set.
+// commanded is a host that accepts commands, with its server. The server's
+// responses take lag to arrive. While lose is set, replies to commands are lost.
 type commanded struct {
 	*rig
 	*listener
@@ -47,7 +46,7 @@ func (c *commanded) HostTurn(ctx context.Context, name string, t control.HostTur
 	return q, err
 }
 
-// accepting runs a reporter that accepts commands, until end is called.
+// accepting runs a reporter that accepts commands until end is called.
 func (c *commanded) accepting() (end func()) {
 	c.t.Helper()
 	kept, err := NewCommands(c.files)
@@ -75,8 +74,8 @@ func withCommands(t *testing.T, f func(c *commanded)) {
 	})
 }
 
-// give gives a command as the server does, and checks the code of its reply:
-// empty if it was carried out.
+// give sends a command through the server and checks the code of the reply, which
+// is "" if the command was carried out.
 func (c *commanded) give(cmd control.HostCommand, code string) control.HostReply {
 	c.t.Helper()
 	cmd.By = "ada"
@@ -98,8 +97,9 @@ func (c *commanded) events(id, kind string) (out []hostctl.Event) {
 	return out
 }
 
-// TestServerCommands has the server give each command. It has the effect that a
-// local user's verb has, is refused as that is, and names who gave it.
+// TestServerCommands checks for each command that the server can send that it has
+// the same effect as a local user's request, is refused in the same cases, and is
+// attributed to who sent it.
 func TestServerCommands(t *testing.T) {
 	withCommands(t, func(c *commanded) {
 		t := c.t
@@ -131,7 +131,7 @@ func TestServerCommands(t *testing.T) {
 		c.give(cmd("resume"), control.HostRefused)
 		c.is("a", power.Stopped)
 		errtest.None(t, c.Halt(&idle.HaltedBy{By: "bob", Since: time.Now()}, "bob"))
-		c.give(cmd("start"), "") // a halt stops automatic actions only
+		c.give(cmd("start"), "") // a halt stops only automatic actions
 		c.is("a", power.Running)
 		errtest.None(t, c.Halt(nil, "bob"))
 		snooze := cmd("snooze")
@@ -155,8 +155,8 @@ func TestServerCommands(t *testing.T) {
 	})
 }
 
-// TestLogsOfAnInstance checks that the server gets the last lines, bounded, and
-// without control sequences.
+// TestLogsOfAnInstance checks that the server gets the last lines, limited in size
+// and without control sequences.
 func TestLogsOfAnInstance(t *testing.T) {
 	withCommands(t, func(c *commanded) {
 		t := c.t
@@ -192,9 +192,9 @@ func TestLogsOfAnInstance(t *testing.T) {
 	})
 }
 
-// TestCommandOnce repeats commands: in one run of the host, after its restart,
-// and when the ID cannot be recorded. None is carried out twice, and none that
-// is not recorded.
+// TestCommandOnce repeats commands within one run of the host, after its restart,
+// and if their IDs cannot be stored. It checks that none is carried out twice, and
+// none without its ID being stored.
 func TestCommandOnce(t *testing.T) {
 	withCommands(t, func(c *commanded) {
 		t := c.t
@@ -204,7 +204,7 @@ func TestCommandOnce(t *testing.T) {
 		c.give(stop, "")
 		c.is("a", power.Stopped)
 		c.restart("a")
-		c.give(stop, "") // its recorded outcome
+		c.give(stop, "") // returns the recorded reply
 		c.is("a", power.Running)
 		if e := c.events(id, "stopped"); len(e) != 1 {
 			t.Errorf("stopped %d times by one command", len(e))
@@ -221,7 +221,7 @@ func TestCommandOnce(t *testing.T) {
 		c.give(control.HostCommand{ID: "same", Verb: "pause", Instance: "a"}, "")
 		c.give(control.HostCommand{ID: "other", Verb: "resume", Instance: "a"}, "")
 		end()
-		end = c.accepting() // as after a restart
+		end = c.accepting() // as after a restart of the host
 		c.give(control.HostCommand{ID: "same", Verb: "pause", Instance: "a"}, control.HostOutcomeUnknown)
 		c.is("a", power.Running)
 		end()
@@ -244,14 +244,14 @@ func (c *commanded) restart(name string) {
 	c.is(name, power.Running)
 }
 
-// full is a store that cannot be written.
+// full is a store whose disk is full.
 type full struct{}
 
 func (full) Commands() ([]string, error) { return nil, nil }
 
 func (full) KeepCommands([]string) error { return errors.New("no space left") }
 
-// TestCommandsAreForgottenInOrder checks that the newest IDs are kept.
+// TestCommandsAreForgottenInOrder checks that the oldest IDs are dropped first.
 func TestCommandsAreForgottenInOrder(t *testing.T) {
 	files, err := records.OpenFiles(t.TempDir())
 	errtest.None(t, err)
@@ -278,8 +278,8 @@ func TestCommandsAreForgottenInOrder(t *testing.T) {
 	}
 }
 
-// TestLateCommand delays the response that contains a command beyond its
-// validity. The command is not carried out, and the server says so.
+// TestLateCommand checks that a command whose response arrives after its validity
+// is not carried out, and that the server reports that.
 func TestLateCommand(t *testing.T) {
 	withCommands(t, func(c *commanded) {
 		c.run("a", nil)
@@ -287,15 +287,15 @@ func TestLateCommand(t *testing.T) {
 		c.lag = control.HostCommandFetch + time.Second
 		c.give(control.HostCommand{ID: "late", Verb: "pause", Instance: "a"}, control.HostNotCarriedOut)
 		c.is("a", power.Running)
-		pass(20 * time.Second) // the host has polled for most of its wait
+		pass(20 * time.Second) // the host has been waiting in its poll for most of its time
 		c.lag = control.HostCommandFetch - time.Second
 		c.give(control.HostCommand{ID: "slow", Verb: "pause", Instance: "a"}, "")
 		c.is("a", power.Paused)
 	})
 }
 
-// TestLostAnswer loses the replies to a command. The server never says that it
-// is done, and the host has carried it out once.
+// TestLostAnswer checks that, if the replies to a command are lost, the server
+// never reports the command as done, and the host carries it out once.
 func TestLostAnswer(t *testing.T) {
 	withCommands(t, func(c *commanded) {
 		t := c.t
@@ -317,7 +317,7 @@ func TestLostAnswer(t *testing.T) {
 }
 
 // TestCommandsOff checks that a host that is not configured to accept commands
-// carries out none, whatever the server sends.
+// carries out none.
 func TestCommandsOff(t *testing.T) {
 	inBubble(t, nil, func(r *rig) {
 		t := r.t

@@ -25,8 +25,8 @@ import (
 	"lull/internal/store/mem"
 )
 
-// fleetServer is a real server over an in-memory store, to which a host
-// reports. It can be cut off, and restarted over its store.
+// fleetServer is a real server with an in-memory store, to which a host reports. It
+// can be cut off, and restarted with its store.
 type fleetServer struct {
 	t     *testing.T
 	db    *mem.Client
@@ -34,7 +34,7 @@ type fleetServer struct {
 	fleet *fleet.Fleet
 	away  atomic.Bool
 	cl    atomic.Pointer[control.Client]
-	cut   atomic.Pointer[context.CancelFunc] // of the calls in progress
+	cut   atomic.Pointer[context.CancelFunc] // cancels the calls in progress
 	stop  func()
 }
 
@@ -97,8 +97,8 @@ func (s *fleetServer) start() {
 	}
 }
 
-// reach cuts the connection to the server, including calls in progress, or
-// restores it.
+// reach cuts the connection to the server, with the calls in progress, or restores
+// it.
 func (s *fleetServer) reach(on bool) {
 	s.away.Store(!on)
 	if end := s.cut.Swap(nil); end != nil {
@@ -106,12 +106,12 @@ func (s *fleetServer) reach(on bool) {
 	}
 }
 
-// fleetCall makes one call that ends when the server is cut off.
+// fleetCall makes a call that fails when the server is cut off.
 func fleetCall[T any](s *fleetServer, ctx context.Context, do func(context.Context, *control.Client) (T, error)) (out T, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Several calls may be in progress: each one's cancel also cancels the
-	// earlier ones.
+	// Several calls may be in progress, so each one's cancel function also cancels
+	// the earlier ones.
 	var old *context.CancelFunc
 	end := context.CancelFunc(func() {
 		cancel()
@@ -149,12 +149,12 @@ func (s *fleetServer) halt(r halt.Request) {
 	}
 }
 
-// haltWithin is how soon a halt must be in effect everywhere.
+// haltWithin is how soon a fleet halt must be in effect on every host.
 const haltWithin = 5 * time.Second
 
-// TestFleetHaltReachesTheHost checks that a halt and its end reach the host
-// within 5 s, across restarts of the server, and of the host while the server
-// is away.
+// TestFleetHaltReachesTheHost checks that a halt and its end reach the host within
+// 5 s, despite restarts of the server, and restarts of the host while the server is
+// unreachable.
 func TestFleetHaltReachesTheHost(t *testing.T) {
 	files, err := records.OpenFiles(t.TempDir())
 	errtest.None(t, err)
@@ -201,8 +201,8 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 			t.Errorf("the server shows %+v", v)
 		}
 
-		// The server is cut off and the host is killed: the last known halt
-		// applies.
+		// The server is unreachable and the host is killed: the last known halt
+		// stays in effect.
 		s.reach(false)
 		end()
 		r.crash()
@@ -213,8 +213,8 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		halted(true, "ada")
 		r.is("a", power.Running)
 
-		// The halt ends meanwhile. The host learns that when the server is
-		// back.
+		// The halt ends meanwhile. The host is told once the server is reachable
+		// again.
 		s.halt(halt.Request{})
 		pass(time.Minute)
 		halted(true, "ada")
@@ -224,9 +224,9 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 		pass(2 * time.Minute)
 		r.is("a", power.Paused)
 
-		// The server is restarted during a halt with an end. The host leaves
-		// sleeping instances as they are, and resumes automatic actions at that
-		// end although the server does not run.
+		// The server is stopped during a halt with an end. The host leaves sleeping
+		// instances alone, and resumes automatic actions at that end although the
+		// server does not run.
 		until := time.Now().Add(time.Hour)
 		s.halt(halt.Request{On: true, Until: &until})
 		s.stop()
@@ -261,5 +261,5 @@ func TestFleetHaltReachesTheHost(t *testing.T) {
 
 func adminOf(t *testing.T, s *fleetServer) *control.Client {
 	t.Helper()
-	return s.cl.Load() // a host's token reads its own host
+	return s.cl.Load() // a host's token may only read that host
 }

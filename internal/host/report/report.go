@@ -1,5 +1,5 @@
-// Package report sends the state of a host's instances to a server, answers its
-// questions, and brings back the fleet's halt.
+// Package report sends the state of a host's instances to a server, answers the
+// server's questions, and applies the fleet's halt.
 package report
 
 import (
@@ -22,46 +22,45 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Server is the fleet server that a host reports to.
+// Server is the fleet server to which a host reports.
 type Server interface {
 	ReportHost(ctx context.Context, r control.HostReport) (control.HostAnswer, error)
 	HostTurn(ctx context.Context, host string, t control.HostTurn) (control.HostQuestions, error)
 	AwaitHalt(ctx context.Context, host string, t control.HaltTurn) (control.HaltAnswer, error)
 }
 
-// Limits of reporting.
+// Limits on reporting.
 const (
-	reportLimit = 10 * time.Second // limit for one report, and for a long poll beyond its wait
+	reportLimit = 10 * time.Second // for a report, and for a long poll in addition to its wait
 	reportSpace = time.Second      // between two reports
 	reportLook  = 5 * time.Second  // between two checks of running instances
 	reportRetry = time.Second      // after a failure; doubles up to reportMost
 	reportMost  = 30 * time.Second
 	reportPart  = 96 << 10 // bytes of instances or answers in one report
 	turnWait    = 25 * time.Second
-	answerLimit = time.Second // one answer
+	answerLimit = time.Second // for one answer
 )
 
-// Reporter reports a host's instances to a server and answers its questions.
-// While the server reports a fleet halt, nothing happens to an instance
-// automatically. The last known halt applies while the server cannot be reached.
-// The server changes nothing else, unless Commands is set. Set the fields before
-// Run.
+// Reporter reports a host's instances to a server and answers the server's
+// questions. While the server reports a fleet halt, automatic actions are halted;
+// while the server cannot be reached, the last known halt applies. The server can
+// change nothing else, unless Commands is set. The fields must be set before Run.
 type Reporter struct {
 	Host   *host.Host
 	Server Server
 	Where  string // the server's URL, for display
-	// Name is the host's name as in its token.
+	// Name is the host's name in its token.
 	Name, Version, BuildDate string
 	// Every is the heartbeat interval.
 	Every  time.Duration
 	Faults []string // what is wrong with the host
 	Log    *slog.Logger
-	// Commands carries out the server's commands; nil accepts none. Via is how
-	// they are attributed, such as "server" for "ada via server".
+	// Commands carries out the server's commands. If it is nil, none are accepted.
+	// Via is part of whom they are attributed to: "server" gives "ada via server".
 	Commands *Commands
 	Via      string
 
-	haltMark string // version of the fleet's halt last received; owned by followHalt
+	haltMark string // version of the fleet's halt last received; used only by followHalt
 
 	mu   sync.Mutex
 	link hostctl.ServerLink
@@ -76,7 +75,7 @@ func (r *Reporter) Link() hostctl.ServerLink {
 	return l
 }
 
-// Run reports until ctx ends. A server that does not answer is retried with
+// Run reports until ctx ends. If the server does not answer, it retries with
 // backoff.
 func (r *Reporter) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
@@ -87,7 +86,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	return nil
 }
 
-// reports sends changes as they happen, and a full report every Every.
+// reports sends changes when they happen, and a full report every Every.
 func (r *Reporter) reports(ctx context.Context) {
 	t := progress{r: r, seed: maphash.MakeSeed(), began: time.Now()}
 	seen, failures := r.Host.Events().Last(), 0
@@ -120,7 +119,8 @@ func (r *Reporter) reports(ctx context.Context) {
 	}
 }
 
-// recordOutcome records the outcome of a report and logs it when it changes.
+// recordOutcome stores the result of a report, and logs it if it differs from the
+// previous one.
 func (r *Reporter) recordOutcome(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,21 +141,22 @@ func (r *Reporter) recordOutcome(err error) {
 	}
 }
 
-// progress is the progress of the reports. Zero values start from scratch.
+// progress is what the server already knows. With zero values, everything is
+// reported.
 type progress struct {
 	r     *Reporter
 	seed  maphash.Seed
 	began time.Time
 	seq   uint64
-	last  uint64 // sequence number that the server has; 0 starts from scratch
+	last  uint64 // sequence number that the server has; 0 if it has nothing
 	beat  time.Time
 	head  uint64          // checksum of the last report about the host itself
 	sums  map[string]sums // of the last report about each instance, by ID
 }
 
-// sums identifies the last report of an instance: a checksum of the fields
-// whose change is reported at once, a checksum of every field that the server
-// cannot compute itself, and the memory in bytes.
+// sums describes the last report of an instance: a checksum of the fields whose
+// change is reported at once, a checksum of all fields that the server cannot
+// compute itself, and the memory in bytes.
 type sums struct {
 	urgent, all uint64
 	memory      int64
@@ -163,7 +164,7 @@ type sums struct {
 
 func (t *progress) anew() { t.last, t.sums = 0, nil }
 
-// send sends the changes since the last report.
+// send reports the changes since the last report. events are those since then.
 func (t *progress) send(ctx context.Context, events []hostctl.Event) error {
 	for {
 		resend, err := t.once(ctx, events)
@@ -181,7 +182,7 @@ func (t *progress) once(ctx context.Context, events []hostctl.Event) (resend boo
 	beat := t.last == 0 || !time.Now().Before(t.beat)
 	c := t.changed(beat, events)
 	head := t.heading(&c)
-	sum := t.sum(head) // computed before instances are added
+	sum := t.sum(head) // computed before the instances are added
 	if p := &c.parts[0]; !beat && sum == t.head && len(p.instances)+len(p.gone) == 0 {
 		return false, nil
 	}
@@ -203,14 +204,15 @@ func (t *progress) once(ctx context.Context, events []hostctl.Event) (resend boo
 	}
 	t.sums, t.head = c.sums, sum
 	if beat {
-		// Slightly early, so that a slow report does not count as missed.
+		// The next heartbeat is a little early, so that a slow one does not count
+		// as missed.
 		t.beat = time.Now().Add(t.r.Every * 3 / 4)
 	}
 	return false, nil
 }
 
-// heading returns what a report contains about the host itself. Values that
-// change all the time are in the parts.
+// heading returns the part of a report about the host itself. Values that change
+// all the time are left out.
 func (t *progress) heading(c *change) control.HostReport {
 	halt := t.r.Host.Halted()
 	if halt != nil {
@@ -220,23 +222,24 @@ func (t *progress) heading(c *change) control.HostReport {
 		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), Commands: t.r.Commands != nil, LeftOut: c.total - len(c.sums)}
 }
 
-// change holds what to report about the instances.
+// change is what has to be reported about the instances.
 type change struct {
 	total  int
-	counts map[string]int // by state
+	counts map[string]int // number of instances by state
 	parts  []part         // at least one
 	sums   map[string]sums
 }
 
-// part is the part of a change that fits into one report.
+// part is what fits in one report.
 type part struct {
 	instances []control.HostInstance
 	gone      []string
 	bytes     int
 }
 
-// changed collects changes: of all instances for a heartbeat, otherwise of
-// those that run or have events. A sleeping instance changes only by events.
+// changed collects what has changed: about all instances for a heartbeat, and
+// otherwise about those that run or have events. A sleeping instance does not
+// change without an event.
 func (t *progress) changed(beat bool, events []hostctl.Event) change {
 	about := map[string]bool{}
 	for _, e := range events {
@@ -258,7 +261,7 @@ func (t *progress) changed(beat bool, events []hostctl.Event) change {
 		}
 		read := !rests || about[id] || !known
 		o := reported(i.View(read))
-		if !read { // a sleeping instance keeps the memory that it had when it fell asleep
+		if !read { // the memory of a sleeping instance stays what it was when it fell asleep
 			o.Memory = old.memory
 		}
 		body, now := t.weigh(o)
@@ -274,7 +277,7 @@ func (t *progress) changed(beat bool, events []hostctl.Event) change {
 	return c
 }
 
-// add puts an instance into the last part, or into a new one.
+// add adds an instance to the last part, or to a new one if it does not fit.
 func (c *change) add(o control.HostInstance, size int) {
 	p := &c.parts[len(c.parts)-1]
 	if p.bytes+size > reportPart && len(p.instances) > 0 {
@@ -284,16 +287,16 @@ func (c *change) add(o control.HostInstance, size int) {
 	p.instances, p.bytes = append(p.instances, o), p.bytes+size
 }
 
-// weigh returns the size of an instance on the wire, and its sums.
+// weigh returns the encoded size of an instance, and its sums.
 func (t *progress) weigh(o control.HostInstance) (int, sums) {
 	o.Blocks = slices.Clone(o.Blocks)
 	whole, err := json.Marshal(o)
 	if err != nil {
-		return 0, sums{} // none of these fields can fail
+		return 0, sums{} // cannot happen: all of these fields can be encoded
 	}
 	o.IdleFor = 0 // the server computes it
 	all, memory := t.sum(o), o.Memory
-	// Sentences contain ages, and use changes the times constantly.
+	// Sentences contain ages, and use changes the times all the time.
 	o.LastActivityAt, o.Memory = nil, 0
 	if o.PauseAt != nil {
 		o.PauseAt = &time.Time{}
@@ -313,7 +316,7 @@ func (t *progress) sum(v any) uint64 {
 }
 
 // reported returns what is reported about an instance. Its command, environment and
-// files are omitted.
+// files are left out.
 func reported(o hostctl.Instance) control.HostInstance {
 	out := control.HostInstance{ID: o.ID, Name: o.Name, State: o.State, StateSince: o.StateSince, StatusReason: o.StatusReason, Enabled: o.Enabled,
 		Runtime: o.Runtime, Image: o.Image, CreatedAt: o.CreatedAt, LastActivityAt: o.LastActivityAt, LastPausedAt: o.LastPausedAt, LastPausedBy: o.LastPausedBy,
@@ -327,14 +330,14 @@ func reported(o hostctl.Instance) control.HostInstance {
 	return out
 }
 
-// followHalt keeps the fleet's halt as reported by the server.
+// followHalt applies the fleet's halt whenever the server reports a change.
 func (r *Reporter) followHalt(ctx context.Context) {
 	control.FollowHalt(ctx, func(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error) {
 		return r.Server.AwaitHalt(ctx, r.Name, t)
 	}, func(a control.HaltAnswer, _ time.Time) {
 		x := a.Machine(r.Host.Now())
 		if was := r.Host.FleetHalted(); x != nil && was != nil && a.Mark == r.haltMark {
-			return // the same halt; only the clocks differ
+			return // the same halt, seen with different clocks
 		}
 		r.haltMark = a.Mark
 		if err := r.Host.FleetHalt(x); err != nil {
@@ -343,7 +346,7 @@ func (r *Reporter) followHalt(ctx context.Context) {
 	})
 }
 
-// converse answers the server's questions and starts its commands.
+// converse answers the server's questions and starts the server's commands.
 func (r *Reporter) converse(ctx context.Context) {
 	var commands sync.WaitGroup
 	defer commands.Wait()
@@ -372,18 +375,18 @@ func (r *Reporter) converse(ctx context.Context) {
 			}
 		}
 		if len(q.Questions)+len(q.Commands) == 0 && time.Since(began) < reportSpace {
-			_ = delay.For(ctx, reportSpace) // in case the server does not wait
+			_ = delay.For(ctx, reportSpace) // in case the server answers at once
 		}
 	}
 }
 
-// weighed is an answer and its size on the wire.
+// weighed is an answer with its encoded size.
 type weighed struct {
 	control.HostReply
 	body []byte
 }
 
-// answer explains why an instance is in its state.
+// answer returns the explanation of an instance's state that the server asks for.
 func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
@@ -413,8 +416,7 @@ func (r *Reporter) answer(ctx context.Context, q control.HostQuestion) weighed {
 	return weighed{a, body}
 }
 
-// events returns the latest events of an instance, up to a time unless that is
-// zero.
+// events returns the latest events of an instance, up to until unless that is zero.
 func (r *Reporter) events(id string, until time.Time) []control.HostEvent {
 	all, _, _ := r.Host.Events().Since(0)
 	out := []control.HostEvent{}

@@ -21,8 +21,7 @@ import (
 	"lull/internal/server/hosts"
 )
 
-// listener is a server that a host reports to with the real codec. It keeps
-// what it was sent.
+// listener is a server with the real encoding. It records the reports of a host.
 type listener struct {
 	*hosts.Hosts
 	mu   sync.Mutex
@@ -30,7 +29,7 @@ type listener struct {
 	sent []control.HostReport
 }
 
-// there returns the server's knowledge; nil while it is away.
+// there returns what the server knows, or nil while it is unreachable.
 func (l *listener) there() *hosts.Hosts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,7 +72,7 @@ func (l *listener) HostTurn(ctx context.Context, host string, t control.HostTurn
 	return there.Turn(ctx, host, t.Answers, time.Duration(t.Wait*float64(time.Second))), nil
 }
 
-// AwaitHalt implements Server: this fleet is never halted.
+// AwaitHalt implements Server. This fleet is never halted.
 func (l *listener) AwaitHalt(ctx context.Context, _ string, t control.HaltTurn) (control.HaltAnswer, error) {
 	if l.there() == nil {
 		return control.HaltAnswer{}, errors.New("nothing answers")
@@ -93,14 +92,14 @@ func (l *listener) take() []control.HostReport {
 	return out
 }
 
-// set makes it unreachable or reachable again.
+// set makes the server unreachable, or reachable again.
 func (l *listener) set(gone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gone = gone
 }
 
-// forget clears its knowledge, as a restart does.
+// forget makes the server forget everything, as a restart does.
 func (l *listener) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,7 +119,7 @@ func (l *listener) shows(t *testing.T, name string) control.HostInstance {
 	return control.HostInstance{}
 }
 
-// reporting makes the rig's host report to a server.
+// reporting runs f while the rig's host reports to a listener.
 func (r *rig) reporting(f func(l *listener, rep *Reporter, log *bytes.Buffer)) {
 	l, log := &listener{Hosts: hosts.New("v1", "")}, &bytes.Buffer{}
 	rep, end := r.report(l, log)
@@ -128,8 +127,8 @@ func (r *rig) reporting(f func(l *listener, rep *Reporter, log *bytes.Buffer)) {
 	end()
 }
 
-// TestReport checks that changes and removals are reported at once, and that
-// nothing else is.
+// TestReport checks that changes and removals are reported at once, and nothing
+// else.
 func TestReport(t *testing.T) {
 	inBubble(t, nil, func(r *rig) {
 		r.run("a", nil)
@@ -183,9 +182,9 @@ func TestReport(t *testing.T) {
 	})
 }
 
-// TestServerIsGone checks that a missing server changes nothing on the host and
-// is logged once, and that the server's view is right again when it returns,
-// even if it forgot everything.
+// TestServerIsGone checks that an unreachable server changes nothing on the host
+// and is logged once, and that its view is correct again once it is reachable, even
+// if it has forgotten everything.
 func TestServerIsGone(t *testing.T) {
 	inBubble(t, nil, func(r *rig) {
 		id := r.run("a", nil)
@@ -212,15 +211,15 @@ func TestServerIsGone(t *testing.T) {
 			if rep.Link().Error != "" || strings.Count(log.String(), "hears this host again") != 1 {
 				t.Errorf("the link is %+v:\n%s", rep.Link(), log)
 			}
-			l.forget() // restarted between two reports
+			l.forget() // as if it were restarted between two reports
 			pass(20 * time.Second)
 			l.shows(t, "a")
 		})
 	})
 }
 
-// TestManyInstances checks that many instances are reported in parts that each
-// fit.
+// TestManyInstances checks that many instances are reported in parts, each within
+// the limits.
 func TestManyInstances(t *testing.T) {
 	inBubble(t, nil, func(r *rig) {
 		const many = 400
@@ -248,8 +247,8 @@ func TestManyInstances(t *testing.T) {
 	})
 }
 
-// TestQuestionsAreAnswered sends requests through the server, about the present
-// and a past time.
+// TestQuestionsAreAnswered checks that the server gets answers from the host, about
+// the present and about a past time.
 func TestQuestionsAreAnswered(t *testing.T) {
 	inBubble(t, nil, func(r *rig) {
 		r.run("a", nil)
@@ -266,7 +265,7 @@ func TestQuestionsAreAnswered(t *testing.T) {
 				t.Errorf("a past time of a host without evidence: %+v", a)
 			}
 			l.set(true)
-			pass(30 * time.Second) // the pending poll ends
+			pass(30 * time.Second) // until the pending poll ends
 			if a, _ := l.Why(context.Background(), "desk", "a", time.Time{}); a.Why == nil || a.Why.Readings != "unknown" || a.Why.Unheard == "" {
 				t.Errorf("a host that does not listen: %+v", a.Why)
 			}

@@ -15,15 +15,15 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// rig is a host on a simulated machine in a bubble, without a relay.
+// rig is a host without a relay on a simulated machine, in a synctest bubble.
 type rig struct {
 	*host.Host
 	t      *testing.T
 	k      hosttest.Kernel
 	disk   *hosttest.Disk
 	daemon *hosttest.Session
-	tune   func(*host.Config) // adjusts each daemon's configuration; nil for none
-	end    func()             // ends the present daemon; nil once it has ended
+	tune   func(*host.Config) // changes the configuration of each daemon; may be nil
+	end    func()             // ends the current daemon; nil once it has ended
 }
 
 func inBubble(t *testing.T, tune func(*host.Config), f func(r *rig)) {
@@ -40,7 +40,7 @@ func inBubble(t *testing.T, tune func(*host.Config), f func(r *rig)) {
 	})
 }
 
-// boot starts a daemon over the present disk and kernel state.
+// boot starts a daemon with the current state of disk and kernel.
 func (r *rig) boot() {
 	r.daemon = &hosttest.Session{Disk: r.disk}
 	c := host.Config{PauseAfter: time.Minute, StopAfter: 5 * time.Minute, Runtimes: map[string]host.Runtime{"process": &r.k}, Records: r.daemon,
@@ -72,7 +72,7 @@ func (r *rig) shut() {
 	}
 }
 
-// crash kills a daemon that has paused nothing: nothing is written any more.
+// crash kills a daemon that has paused nothing. It writes nothing anymore.
 func (r *rig) crash() {
 	r.k.SetOnExit(nil)
 	r.daemon.Dead.Store(true)
@@ -117,7 +117,7 @@ func (r *rig) report(s Server, log io.Writer) (rep *Reporter, end func()) {
 	}
 }
 
-// pass advances the time in the bubble.
+// pass lets time pass in the bubble.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
