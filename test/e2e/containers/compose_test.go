@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"lull/internal/host/daemontest"
 	"lull/internal/lib/scaletest"
@@ -25,7 +26,6 @@ x-program: &program
   volumes: ["/usr:/usr:ro", "./files:/files:ro"]
   labels: &idle
     lull.pause-after: 1s
-    lull.stop-after: ${STOP_AFTER}
 services:
   web:
     <<: *program
@@ -156,64 +156,75 @@ func TestCompose(t *testing.T) {
 		daemontest.Need(t, err, "docker-compose")
 		compose = found
 	}
-	for _, c := range []struct{ name, stopAfter, sleeps string }{{"paused", "0", "paused"}, {"stopped", "1500ms", "stopped"}} {
-		t.Run(c.name, func(t *testing.T) {
-			k := newDock(t)
-			k.baseImage()
-			dir, at := t.TempDir(), daemontest.Addr(t)
-			files := map[string]string{"compose.yaml": shop}
-			for name, text := range shopFiles {
-				files["files/"+name] = text
-			}
-			if err := os.Mkdir(filepath.Join(dir, "files"), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			for name, text := range files {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+	k := newDock(t)
+	k.baseImage()
+	dir, at := t.TempDir(), daemontest.Addr(t)
+	files := map[string]string{"compose.yaml": shop}
+	for name, text := range shopFiles {
+		files["files/"+name] = text
+	}
+	if err := os.Mkdir(filepath.Join(dir, "files"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command(compose, append([]string{"-p", "shop", "-f", filepath.Join(dir, "compose.yaml")}, args...)...)
+		cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+k.Socket(), "AT="+at)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("compose %s: %v: %s", args, err, out)
+		}
+	}
+	run("up", "-d")
+	defer run("down", "-t", "0")
+	names := strings.Fields(k.Say("ps", "-a", "--format", "{{.Names}}"))
+	if len(names) != 4 {
+		t.Fatalf("containers %v", names)
+	}
+	for _, name := range names {
+		k.known(name)
+	}
+	client := &http.Client{Timeout: daemontest.WaitLimit, Transport: &http.Transport{DisableKeepAlives: true}}
+	get := func() string {
+		a, err := client.Get("http://" + at)
+		if err != nil {
+			return err.Error()
+		}
+		defer a.Body.Close()
+		b, err := io.ReadAll(a.Body)
+		return fmt.Sprint(strings.TrimSpace(string(b)), err)
+	}
+	daemontest.Wait(t, "the project is ready", func() (bool, string) { got := get(); return got == "1 1<nil>", got })
+	served := 1
+	for _, c := range []struct {
+		sleeps    string
+		stopAfter time.Duration
+	}{{"paused", 0}, {"stopped", 1500 * time.Millisecond}} {
+		t.Run(c.sleeps, func(t *testing.T) {
+			d := k.d.In(t)
+			for _, name := range names {
+				if _, err := d.Change(t.Context(), name, hostctl.Change{StopAfter: daemontest.Seconds(c.stopAfter)}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			run := func(args ...string) {
-				t.Helper()
-				cmd := exec.Command(compose, append([]string{"-p", "shop", "-f", filepath.Join(dir, "compose.yaml")}, args...)...)
-				cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+k.Socket(), "AT="+at, "STOP_AFTER="+c.stopAfter)
-				if out, err := cmd.CombinedOutput(); err != nil {
-					t.Fatalf("compose %s: %v: %s", args, err, out)
-				}
-			}
-			run("up", "-d")
-			defer run("down", "-t", "0")
-			names := strings.Fields(k.Say("ps", "-a", "--format", "{{.Names}}"))
-			if len(names) != 4 {
-				t.Fatalf("containers %v", names)
-			}
-			for _, name := range names {
-				k.known(name)
-			}
-			client := &http.Client{Timeout: daemontest.WaitLimit, Transport: &http.Transport{DisableKeepAlives: true}}
-			get := func() string {
-				a, err := client.Get("http://" + at)
-				if err != nil {
-					return err.Error()
-				}
-				defer a.Body.Close()
-				b, err := io.ReadAll(a.Body)
-				return fmt.Sprint(strings.TrimSpace(string(b)), err)
-			}
-			daemontest.Wait(t, "the project is ready", func() (bool, string) { got := get(); return got == "1 1<nil>", got })
 			rounds := scaletest.Count(t, "LULL_COMPOSE_ROUNDS", 1)
 			right := 0
 			for n := range rounds {
 				for _, name := range names {
-					k.d.Until(name, "it sleeps", func(o hostctl.Instance) bool { return o.State == c.sleeps })
+					d.Until(name, "it sleeps", func(o hostctl.Instance) bool { return o.State == c.sleeps })
 				}
-				if got, want := get(), fmt.Sprintf("%d %d<nil>", n+2, n+2); got != want {
+				served++
+				if got, want := get(), fmt.Sprintf("%d %d<nil>", served, served); got != want {
 					t.Errorf("after sleep %d: %q, want %q", n+1, got, want)
 					break // what is counted is wrong from now on
 				}
 				right++
 			}
-			t.Logf("REPORT compose, %s: %d of %d first requests were answered correctly", c.name, right, rounds)
+			t.Logf("REPORT compose, %s: %d of %d first requests were answered correctly", c.sleeps, right, rounds)
 		})
 	}
 }
