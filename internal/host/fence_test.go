@@ -400,7 +400,9 @@ func (w *world) play(names []string, choose func(w *world) int) (whole bool) {
 		synctest.Wait()
 		w.mu.Lock()
 		if len(w.parked) == 0 {
-			done := w.live == 0 && !(w.sc.crashes() && len(w.i.lock) > 0) // a daemon that crashed with the lock held is still followed by another
+			// A daemon that crashed with the lock held is still followed by
+			// another.
+			done := w.live == 0 && !(w.sc.crashes() && len(w.i.lock) > 0)
 			w.mu.Unlock()
 			if done {
 				break

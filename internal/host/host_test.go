@@ -253,9 +253,9 @@ func TestQuietConnection(t *testing.T) {
 	})
 }
 
-// TestQuietConnectionOfAStarvedServer checks that a connection counts while its
-// client waits for an answer, even if the server gets no CPU time and moves no
-// bytes.
+// TestQuietConnectionOfAStarvedServer checks that an instance is not paused while
+// its server gets no CPU time, even if its connections are quiet, because a client
+// may be waiting for an answer.
 func TestQuietConnectionOfAStarvedServer(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		id := r.run("a", func(s *instance.Spec) { s.QuietConnectionAfter = 1 })

@@ -161,7 +161,7 @@ func (i *inst) view(memory bool) hostctl.Instance {
 		o.PauseAt = v.TargetPauseAt
 	case power.Paused, power.Reclaimed, power.Hibernated:
 		if i.h.Halted() != nil || missing != nil || o.Unwritable != "" {
-			break // during a halt nothing happens automatically
+			break // nothing happens automatically
 		}
 		i.mu.Lock()
 		held, stop := i.heldLocked(), i.stopDueLocked()
@@ -235,7 +235,8 @@ func (h *Host) Why(ctx context.Context, ref string, at time.Time) (hostctl.Why, 
 	if !at.IsZero() {
 		return i.whyThen(ctx, at.UTC())
 	}
-	if i.state() == power.Running && !i.probing() && i.tryAcquire() { // sample again, unless a transition or a round of probes is in progress
+	// Sample again, unless a transition or a round of probes is in progress.
+	if i.state() == power.Running && !i.probing() && i.tryAcquire() {
 		if w := i.workload(); w != nil {
 			i.decide(w)
 			i.noteTrouble(w)

@@ -180,7 +180,8 @@ func report(name string, fd int, addr string) {
 func (b *bench) handoff(id string, run uint64, addr, steps string) shimctl.Start {
 	m := b.launch(id, run, "")
 	m.Command = []string{b.exe}
-	m.Env = append(m.Env, "LULL_TEST_SCRIPT="+steps, "GORACE=atexit_sleep_ms=0") // the race detector would otherwise delay the program's exit by a second
+	// The race detector would otherwise delay the program's exit by a second.
+	m.Env = append(m.Env, "LULL_TEST_SCRIPT="+steps, "GORACE=atexit_sleep_ms=0")
 	m.Handoff = []string{addr}
 	return m
 }

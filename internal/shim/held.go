@@ -246,7 +246,9 @@ func (s *Shim) hold(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 		if has {
 			continue
 		}
-		if f, err := formOf(fd); err == nil && (f.port != 0 || f.path != "") { // a socket without an address cannot be held; a released one has an address but does not listen
+		// A socket without an address cannot be held; a released one has an address
+		// but does not listen.
+		if f, err := formOf(fd); err == nil && (f.port != 0 || f.path != "") {
 			h := held{addr: m.Addrs[i], as: f, fd: fd}
 			h.identify()
 			s.held[m.ID] = append(s.held[m.ID], h)

@@ -108,7 +108,7 @@ type Controller struct {
 	queue   []*waiter // in the order of admit.Order
 	seq     uint64
 	taken   int              // boot slots in use
-	given   map[Instance]int // memory granted to instances that are being started or woken, in bytes
+	given   map[Instance]int // number of grants in effect for each instance
 	making  bool             // make is running
 	granted uint64
 	refused uint64
@@ -284,7 +284,7 @@ func (r *Controller) pumpLocked() (short int64) {
 	}
 	asks := make([]admit.Ask, len(r.queue))
 	for n, w := range r.queue {
-		if r.given[w.i] == 0 { // otherwise another request already has memory for it
+		if r.given[w.i] == 0 { // otherwise another request already has a grant for it
 			w.ask.Memory, w.ask.Slow = r.Needs(w.i)
 		} else {
 			w.ask.Memory, w.ask.Slow = 0, false

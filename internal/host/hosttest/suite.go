@@ -522,7 +522,8 @@ func heartbeatOn(t *testing.T, m Machine) {
 
 // heartbeatOff checks that a program becomes idle once it no longer uses the CPU.
 func heartbeatOff(t *testing.T, m Machine) {
-	file := fmt.Sprintf("/tmp/lull-enough-%d-%d", os.Getpid(), time.Now().UnixNano()) // unique, because an instance that is a process shares this machine's /tmp
+	// Unique, because an instance that is a process shares this machine's /tmp.
+	file := fmt.Sprintf("/tmp/lull-enough-%d-%d", os.Getpid(), time.Now().UnixNano())
 	t.Cleanup(func() { os.Remove(file) })
 	burns(t, m, BurnUntil(file))
 	_, err := m.Exec("burns", "touch", file)

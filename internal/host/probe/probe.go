@@ -169,9 +169,9 @@ func (o *Connections) Count(s instance.Sample, now, last time.Time) (int, time.T
 	return n, last
 }
 
-// owes reports whether the client of an inbound connection waits for an answer. On
-// the relay path it returns false, because the relay knows that better: the
-// kernel's clock is too coarse.
+// owes reports whether the client of an inbound connection waits for an answer. If
+// the kernel's clock is too coarse to tell, owes returns false on the relay path,
+// because the relay knows which side sent last.
 func owes(c instance.Conn, ports []instance.Endpoint) bool {
 	if c.Turn == instance.TurnUnclear {
 		for _, e := range ports {

@@ -518,7 +518,9 @@ func (c *client) signalExec(container, made string, sig syscall.Signal) {
 	}
 	defer unix.Close(fd)
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", now.Pid))
-	if err != nil || !bytes.Contains(groups, []byte(container)) { // the PID is that of a process on Docker's machine, which is another one
+	// If the container is not named there, Docker runs on another machine, and
+	// the PID is not one of this machine.
+	if err != nil || !bytes.Contains(groups, []byte(container)) {
 		return
 	}
 	if unix.Kill(-now.Pid, sig) != nil {

@@ -19,14 +19,15 @@ const (
 	TCG Accel = "tcg" // software emulation
 )
 
-// machineFiles are the directories that the rule reads; tests supply others.
+// machineFiles are the directories from which choose reads; tests supply others.
 type machineFiles struct{ dev, sys, proc string }
 
 var liveFiles = machineFiles{"/dev", "/sys", "/proc"}
 
-// choose returns the accelerator by rule: KVM only if /dev/kvm opens for reading
-// and writing and the CPU has the extensions. Some machines offer a /dev/kvm on
-// which every call succeeds but no stock kernel boots. why is for display.
+// choose returns the accelerator for this machine and, for display, why. It returns
+// KVM only if /dev/kvm opens for reading and writing, and either a KVM module is
+// loaded or the CPU has the extensions: on some machines /dev/kvm opens, but no
+// stock kernel boots.
 func (m machineFiles) choose() (a Accel, why string) {
 	f, err := os.OpenFile(filepath.Join(m.dev, "kvm"), os.O_RDWR, 0)
 	if err != nil {
@@ -72,7 +73,7 @@ func (m machineFiles) khz() int {
 	return 0
 }
 
-// processor returns the host's CPU as a guest sees it.
+// processor returns the model name of the host's CPU, as a guest sees it.
 func (m machineFiles) processor() string {
 	b, err := os.ReadFile(filepath.Join(m.proc, "cpuinfo"))
 	if err != nil {
@@ -90,11 +91,11 @@ func (m machineFiles) processor() string {
 	return strings.Join(out, "")
 }
 
-// fallbackFile records that KVM did not work here, and why.
+// fallbackFile is the file that records that KVM does not work here, and why.
 const fallbackFile = "no-kvm"
 
-// accel returns the accelerator to use and the reason: the configuration, a
-// recorded failure, or the rule.
+// accel returns the accelerator to use, and why: because it is configured, because
+// KVM has failed here before, or as choose decides.
 func (r *Runtime) accel() (Accel, string) {
 	if r.cfg.Accel != "" {
 		return r.cfg.Accel, "configured"
@@ -105,14 +106,15 @@ func (r *Runtime) accel() (Accel, string) {
 	return r.files.choose()
 }
 
-// kvmBoots reports whether a guest has booted with KVM since this machine
-// started. If a later one does not, KVM is not the cause.
+// kvmBoots reports whether a guest has booted with KVM since this machine started.
+// If it has, KVM is not the cause when a later guest does not boot.
 func (r *Runtime) kvmBoots() bool {
 	b, err := os.ReadFile(filepath.Join(r.cfg.Dir, worksFile))
 	return err == nil && string(b) == r.boot
 }
 
-// worksFile records the boot of this machine in which a guest booted with KVM.
+// worksFile is the file that records the boot ID of this machine when a guest boots
+// with KVM.
 const worksFile = "kvm-boot"
 
 func (r *Runtime) noteKVM() {
@@ -124,8 +126,8 @@ func (r *Runtime) noteKVM() {
 	}
 }
 
-// remember records that KVM failed, so that later starts do not try it. Delete
-// the file to try again.
+// remember records that KVM has failed, so that later starts do not try it. A user
+// who wants them to deletes the file.
 func (r *Runtime) remember(cause error) error {
 	text := fmt.Sprintf("KVM failed at %s: %v\n", time.Now().Format(time.RFC3339), cause)
 	if err := os.WriteFile(filepath.Join(r.cfg.Dir, fallbackFile), []byte(text), 0o600); err != nil {
@@ -134,10 +136,9 @@ func (r *Runtime) remember(cause error) error {
 	return nil
 }
 
-// errNoBoot marks a guest that never answered. If the same guest answers with
+// errNoBoot means that a guest never answered. If the same guest answers with
 // another accelerator, the first one does not work.
 var errNoBoot = errors.New("the guest did not answer")
 
-// ChooseAccel returns the accelerator that the rule selects on this machine,
-// and why.
+// ChooseAccel returns the accelerator that suits this machine, and why.
 func ChooseAccel() (Accel, string) { return liveFiles.choose() }

@@ -12,16 +12,16 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// Rate limits for what a guest sends, in bytes per second and per burst. Each
-// line costs extra, because short lines are work as well. Excess input is read
-// later.
+// Rate limits on what a guest sends, in bytes per second and per burst. Each line
+// has an extra cost, because short lines cause work too. What exceeds the limits is
+// read later.
 const (
 	talkRate  = 8 << 20
 	talkBurst = 4 << 20
 	lineCost  = 1 << 10
 	emptyCost = 1 << 6
 	maxAge    = 24 * time.Hour
-	maxAsks   = 16 // maximum messages of programs in progress; fewer than a peer serves
+	maxAsks   = 16 // maximum concurrent messages of programs, fewer than a peer serves
 )
 
 // port connects to one of the guest's ports.
@@ -33,18 +33,19 @@ func (w *Work) port(ctx context.Context, socket string) (*gatedConn, error) {
 	return w.ports.through(c)
 }
 
-// The time for which a running guest may be silent on a port before it is
-// reconnected, at first and at most, and the interval of the check.
+// How long a running guest may be silent on a new connection of a port before the
+// port is reconnected, at first and at most; and the interval of that check.
 const (
 	silentFirst = 500 * time.Millisecond
 	silentMost  = time.Minute
 	silentLook  = 100 * time.Millisecond
 )
 
-// silence is how long the next connection of a port may be silent.
+// silence is how long a guest may be silent on the next connection of a port.
 type silence time.Duration
 
-// after updates s when a connection has ended.
+// after updates s after a connection has ended: it doubles unless the guest has
+// said something on that connection.
 func (s *silence) after(c *gatedConn) {
 	*s = min(*s*2, silence(silentMost))
 	if c.said.Load() {
@@ -52,9 +53,10 @@ func (s *silence) after(c *gatedConn) {
 	}
 }
 
-// cutSilent closes a connection on which a running guest does not answer. QEMU 7.2
-// does not notice when a port's connection ends while the machine is stopped: if
-// the guest then writes before the next connection, the port blocks permanently
+// cutSilent closes a connection on which a running guest is silent for limit.
+//
+// QEMU 7.2 does not notice if a port's connection ends while the machine is
+// stopped. If the guest then writes before the next connection, the port is blocked
 // and the next connection goes unnoticed. A disconnect while the machine runs
 // clears that state.
 func (w *Work) cutSilent(c *gatedConn, limit silence) {
@@ -85,11 +87,11 @@ func (w *Work) speak(c net.Conn) *guest.Peer {
 	return p
 }
 
-// talk serves the guest on c, and keeps the control channel connected afterwards.
+// talk serves the guest on c, and reconnects the control channel whenever it ends.
 func (w *Work) talk(c *gatedConn, p *guest.Peer) {
 	waking := w.waking.Swap(false)
 	for patient := silence(silentFirst); ; {
-		if w.tookOver { // a booting guest is silent for a long time
+		if w.tookOver { // a booting guest, unlike an adopted one, is silent for a long time
 			c, limit := c, patient
 			w.loops.Go(func() { w.cutSilent(c, limit) })
 		}
@@ -109,7 +111,7 @@ func (w *Work) talk(c *gatedConn, p *guest.Peer) {
 	}
 }
 
-// converse serves one connection of the channel until it ends.
+// converse serves one connection of the control channel until it ends.
 func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
 	defer c.Close()
 	defer context.AfterFunc(w.qctx, func() { c.Close() })()
@@ -133,10 +135,11 @@ func (w *Work) converse(c io.Closer, p *guest.Peer, waking bool) error {
 	return err
 }
 
-// greet sends hello on a new channel and processes the missed messages. A
-// frozen guest answers when it is thawed, so this waits as long as the channel
-// exists. A guest being woken answers hello along with the clock call: in cold
-// software emulation a second call costs tens of milliseconds.
+// greet sends hello on a new connection and handles what the answer says about the
+// time before. A frozen guest answers only when it is thawed, so greet waits as
+// long as the connection exists. For a guest that is being woken, the clock call
+// includes hello, because in cold software emulation a second call takes tens of
+// milliseconds.
 func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool, met *atomic.Bool) {
 	if waking {
 		select {
@@ -156,7 +159,7 @@ func (w *Work) greet(ctx context.Context, p *guest.Peer, waking bool, met *atomi
 	}
 }
 
-// met processes a guest's report about itself.
+// met handles a guest's answer to hello.
 func (w *Work) met(a guest.HelloAnswer) {
 	if a.Version != guest.Version {
 		w.r.log.Error("a guest has another protocol version", "instance", w.id, "version", a.Version, "want", guest.Version)
@@ -169,20 +172,20 @@ func (w *Work) met(a guest.HelloAnswer) {
 	if a.Busy {
 		said.Method = guest.Busy
 	}
-	_ = w.message(said) // the reply is not needed
+	_ = w.message(said) // the reply does not matter
 	w.firstAnswerOnce.Do(func() { close(w.firstAnswer) })
 }
 
 func (w *Work) exitNote(n guest.ExitNote) {
 	select {
 	case w.note <- n:
-	default: // already reported
+	default: // the exit was already reported
 	}
 }
 
-// handle handles a request from a guest. All of it is bounded and validated. met
-// says that the guest has answered on this connection or is waking, so that its
-// clock may be behind.
+// handle handles a message from a guest, whose whole content is bounded and
+// validated. met means that the guest has answered on this connection, or is being
+// woken: its clock may then be behind.
 func (w *Work) handle(q guest.Request, met bool) (any, error) {
 	switch q.Method {
 	case guest.Log:
@@ -192,7 +195,7 @@ func (w *Work) handle(q guest.Request, met bool) (any, error) {
 		}
 		at := time.Now().Add(-min(max(time.Duration(n.Age)*time.Millisecond, 0), maxAge))
 		if t := time.UnixMilli(n.At); !met && n.At > 0 && t.Before(at) {
-			at = t // sent to an earlier daemon
+			at = t // the guest had sent it to an earlier daemon
 		}
 		if n.Dropped > 0 {
 			fmt.Fprintf(w.log, "lull: %d bytes of output were lost here\n", n.Dropped)
@@ -231,7 +234,7 @@ func (w *Work) handle(q guest.Request, met bool) (any, error) {
 		return nil, err
 	}
 	if m.Method == guest.Activity {
-		return nil, nil // the health readings are more complete
+		return nil, nil // ignored, because health calls return more
 	}
 	if q.ID == nil {
 		return nil, errors.New("cannot accept a program's message without an id")
@@ -239,9 +242,9 @@ func (w *Work) handle(q guest.Request, met bool) (any, error) {
 	return nil, w.message(m)
 }
 
-// message forwards a message of a program. One goroutine reads all replies and
-// messages of a guest, and messages must not delay it. A few are therefore
-// handled concurrently, and further ones are rejected.
+// message forwards a message of a program. It must not delay the goroutine that
+// reads everything the guest sends. A few messages are therefore handled
+// concurrently, and any more are rejected.
 func (w *Work) message(m guest.Message) error {
 	if w.r.cfg.OnMessage == nil {
 		return errors.New("cannot take messages of programs here")

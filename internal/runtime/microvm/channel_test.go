@@ -20,7 +20,8 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// sabotage requests a fault of the control channel over the guest's network.
+// sabotage makes the guest agent inject a fault into its control channel. The
+// request goes over the guest's network.
 func sabotage(t *testing.T, w *Work, fault string) {
 	t.Helper()
 	var c net.Conn
@@ -37,17 +38,17 @@ func sabotage(t *testing.T, w *Work, fault string) {
 	}
 }
 
-// TestBrokenChannel has a guest agent that closes its control channel, sends
-// garbage, half a line or an oversized one, floods, or falls silent. The guest
-// becomes at most unknown. It is still paused, saved and restored. A wake fails
-// with its reason while the guest does not answer, and the guest stays frozen.
-// Once the channel works again everything does, with the program's counter
-// intact.
+// TestBrokenChannel has a guest agent close its control channel, send garbage, half
+// a line or an oversized one, flood it, or fall silent. It checks that the guest's
+// readings become unknown at worst, and that the guest can still be paused, saved
+// and restored. A wake fails with its reason while the guest does not answer, and
+// leaves the guest frozen. Once the channel works again everything does, and the
+// program has kept its counter.
 func TestBrokenChannel(t *testing.T) {
 	b := newBench(t, func(c *Config) {
 		parts, err := rig()
 		need(t, err)
-		c.Harness, c.Channel = parts.saboteur, ChannelSerial // the channel with injected faults
+		c.Harness, c.Channel = parts.saboteur, ChannelSerial // faults are injected into the serial channel
 	})
 	w := b.start("broken", "guest", "serve", ":80")
 	listening(t, w, "80")
@@ -64,7 +65,7 @@ func TestBrokenChannel(t *testing.T) {
 	counted("1")
 	for n, f := range []struct {
 		fault  string
-		silent bool // no answer while it lasts
+		silent bool // the guest does not answer during the fault
 	}{{"garbage", false}, {"half", false}, {"long", false}, {"newlines", false}, {"flood", false}, {"mute", true}, {"closed", true}} {
 		sabotage(t, w, f.fault)
 		s := w.Sample(nil)
@@ -79,8 +80,8 @@ func TestBrokenChannel(t *testing.T) {
 				t.Fatalf("%s: %v", f.fault, err)
 			}
 		}
-		// On a busy machine the answer is late: only for faults without an
-		// answer the test does not wait. An answer lost in an endless flood
+		// An answer may be late on a busy machine, so the test waits for it unless
+		// the fault prevents answers. An answer that is lost in an endless flood
 		// counts as not sent.
 		b.cfg.CallLimit = callLimit
 		if f.silent {
@@ -95,7 +96,7 @@ func TestBrokenChannel(t *testing.T) {
 			if still, err := w.Still(); err != nil || !still || !w.isFrozen() {
 				t.Errorf("%s: after a wake that failed it runs: %v, %v", f.fault, still, err)
 			}
-			m, err := w.monitor() // its program runs, and the channel is repaired
+			m, err := w.monitor() // its program runs, and the channel works again
 			errtest.None(t, err)
 			errtest.None(t, m.do(t.Context(), "cont", nil, nil))
 			sabotage(t, w, "right")
@@ -121,8 +122,8 @@ func TestBrokenChannel(t *testing.T) {
 	b.clean("broken")
 }
 
-// TestTalkRate checks that a guest that sends only empty lines is read at its
-// permitted rate, after the permitted burst.
+// TestTalkRate checks that, if a guest sends only empty lines, they are read at the
+// permitted rate after the permitted burst.
 func TestTalkRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := (&Runtime{log: slog.New(slog.DiscardHandler)}).newWork("x")
@@ -132,7 +133,7 @@ func TestTalkRate(t *testing.T) {
 		const lines = 400_000
 		var guests sync.WaitGroup
 		defer guests.Wait()
-		guests.Go(func() { _, _ = io.Copy(io.Discard, far) }) // requests to it
+		guests.Go(func() { _, _ = io.Copy(io.Discard, far) }) // discards requests to the guest
 		guests.Go(func() {
 			if _, err := far.Write(bytes.Repeat([]byte("\n"), lines)); err != nil {
 				t.Error(err)
@@ -140,7 +141,7 @@ func TestTalkRate(t *testing.T) {
 			far.Close()
 		})
 		began := time.Now()
-		_ = w.converse(near, guest.NewPeer(near), false) // the guest's end of it is closed
+		_ = w.converse(near, guest.NewPeer(near), false) // ends when the guest's end is closed
 		want := time.Second * (lines*emptyCost - talkBurst) / talkRate
 		if took := time.Since(began); took < want || took > want+time.Second {
 			t.Errorf("%d lines were read in %s, want %s", lines, took, want)
@@ -148,9 +149,9 @@ func TestTalkRate(t *testing.T) {
 	})
 }
 
-// TestPortsBlocked checks the case that QEMU blocks a guest's writes to a port
-// that was disconnected while the machine was stopped. The next daemon can use
-// both ports again, for a running and for a frozen guest.
+// TestPortsBlocked checks that the next daemon can use both ports even if QEMU
+// blocks a guest's writes to them, because they were disconnected while the machine
+// was stopped. It checks this for a running and for a frozen guest.
 func TestPortsBlocked(t *testing.T) {
 	b := newBench(t, func(c *Config) { c.Channel = ChannelSerial })
 	dir := workspace(t)
@@ -172,7 +173,7 @@ func TestPortsBlocked(t *testing.T) {
 			errtest.None(t, m.do(t.Context(), what, nil, nil))
 		}
 		began := time.Now()
-		do("cont") // from outside lull
+		do("cont") // as if from outside lull
 		until(t, "the guest has run", func() bool { return time.Since(began) > time.Second })
 		if frozen {
 			do("stop")
@@ -182,7 +183,8 @@ func TestPortsBlocked(t *testing.T) {
 		if frozen {
 			errtest.None(t, w.Thaw())
 		}
-		// The guest truncates the file before it writes a count.
+		// The file is empty for a moment, because the guest truncates it before it
+		// writes a count.
 		until(t, "something is counted", func() bool { return b.must("blocked", "get", "/workspace/count") != "" })
 		errtest.None(t, os.Remove(filepath.Join(dir, "count")))
 	}

@@ -14,16 +14,16 @@ import (
 	"lull/internal/platform/oci"
 )
 
-// A clone starts as a hibernated guest that uses another guest's saved memory,
-// a template, which is never written. The template is mapped privately, so all
-// clones share the pages that none of them changed. When a clone is itself
-// saved, its state includes its whole memory, and from its next wake on it is
-// an ordinary guest with its own memory.
+// A clone starts as a hibernated guest that uses a template: a copy of the saved
+// memory of another guest, which is never written. All clones map the template
+// privately, and so share the pages that none of them has changed. When a clone is
+// saved, its state includes its whole memory. From its next wake on it is an
+// ordinary guest with its own memory.
 
-// templates returns the directory of templates, one subdirectory each.
+// templates returns the directory of templates, each of which is a subdirectory.
 func (r *Runtime) templates() string { return filepath.Join(r.cfg.Dir, "templates") }
 
-// memoryPath returns the file that a guest's memory is mapped from.
+// memoryPath returns the file from which a guest's memory is mapped.
 func (r *Runtime) memoryPath(id string, rec runRecord) string {
 	if rec.Template != "" {
 		return filepath.Join(r.templates(), rec.Template, memoryFile)
@@ -56,14 +56,14 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	if err != nil {
 		return 0, err
 	}
-	now := manifest{QEMU: man.QEMU, Vsock: man.Vsock} // the wake compares the rest
+	now := manifest{QEMU: man.QEMU, Vsock: man.Vsock} // a wake compares the other fields
 	if err := errors.Join(w.checkFiles(man), r.bindMachine(&now, from, w.rec)); err != nil {
 		return 0, err
 	}
 	if err := man.fits(now); err != nil {
 		return 0, err
 	}
-	r.cloning.Lock() // a new template has no user yet
+	r.cloning.Lock() // nothing refers to a new template yet, so it could be removed
 	defer r.cloning.Unlock()
 	free, err := r.reserveToClone(w, man, l.ID)
 	if err != nil {
@@ -72,7 +72,7 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	defer free()
 	rec := w.rec
 	rec.Run, rec.LogPath, rec.LogMax, rec.Clone = l.Run, l.LogPath, l.LogMax, true
-	rec.Workspace = l.Workspace // without this every access to it fails in the guest
+	rec.Workspace = l.Workspace // without a workspace, every access to it fails in the guest
 	if rec.CID != 0 {
 		rec.CID = newCID()
 	}
@@ -91,7 +91,8 @@ func (r *Runtime) Clone(ctx context.Context, from string, l instance.Launch) (sa
 	return man.State, nil
 }
 
-// put writes the files of a hibernated guest, the manifest last.
+// put writes the files of a hibernated guest with the given ID, copied from those
+// of w. The manifest comes last.
 func (r *Runtime) put(ctx context.Context, w *Work, rec runRecord, man *manifest, id string) error {
 	dir := r.dir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -115,8 +116,9 @@ func (r *Runtime) put(ctx context.Context, w *Work, rec runRecord, man *manifest
 	return man.write(dir)
 }
 
-// template copies the memory of a hibernated guest, unless an earlier clone of
-// the same state did. It appears by an atomic rename.
+// template returns the directory of a copy of a hibernated guest's memory. It makes
+// the copy, unless one exists for an earlier clone of the same state. The directory
+// appears by an atomic rename.
 func (r *Runtime) template(ctx context.Context, from string, man *manifest) (string, error) {
 	home := r.templateHome(man)
 	name := filepath.Base(home)
@@ -130,12 +132,12 @@ func (r *Runtime) template(ctx context.Context, from string, man *manifest) (str
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(tmp) // a no-op after the rename
+	defer os.RemoveAll(tmp) // does nothing after the rename
 	ram := filepath.Join(tmp, memoryFile)
 	if err := copySparse(ctx, ram, filepath.Join(r.dir(from), memoryFile)); err != nil {
 		return "", err
 	}
-	// QEMUs of several users open it; the directory keeps everyone else out.
+	// The QEMUs of several users open it. The directory keeps all other users out.
 	if err := os.Chmod(ram, 0o666); err != nil {
 		return "", err
 	}
@@ -147,8 +149,8 @@ func (r *Runtime) templateHome(man *manifest) string {
 	return filepath.Join(r.templates(), man.Digest[:min(16, len(man.Digest))]+fmt.Sprintf("-%x", man.At.UnixNano()))
 }
 
-// copySparse copies a file durably, keeping holes and sharing blocks if the file
-// system supports it.
+// copySparse copies a file durably. It keeps holes, and shares blocks if the file
+// system can.
 func copySparse(ctx context.Context, to, from string) error {
 	out, err := tied(exec.CommandContext(ctx, "cp", "--sparse=always", "--reflink=auto", "--", from, to))
 	if err != nil {
@@ -157,7 +159,7 @@ func copySparse(ctx context.Context, to, from string) error {
 	return syncPath(to)
 }
 
-// sweepTemplates removes unused templates and returns the bytes freed.
+// sweepTemplates removes unused templates, and returns the number of bytes freed.
 func (r *Runtime) sweepTemplates() (freed int64, err error) {
 	r.cloning.Lock()
 	defer r.cloning.Unlock()
@@ -176,7 +178,7 @@ func (r *Runtime) sweepTemplates() (freed int64, err error) {
 	for _, g := range guests {
 		rec, err := readRecord(r.dir(g.Name()))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return 0, err // keep everything if in doubt
+			return 0, err // keep all templates if it is unknown which are used
 		}
 		used[rec.Template] = true
 	}

@@ -11,13 +11,13 @@ import (
 	"lull/internal/protocol/guest"
 )
 
-// Exec implements instance.Execer: it runs a command in an instance's guest, with
-// its program's user and environment.
+// Exec implements instance.Execer. The command runs in the instance's guest, with
+// the user and environment of its program.
 func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s instance.Streams) (int, error) {
 	return r.exec(ctx, id, guest.ExecCall{Command: q.Command, Env: q.Env, Dir: q.Dir, TTY: s.TTY, Rows: s.Size.Rows, Cols: s.Size.Cols}, s)
 }
 
-// exec makes an instance's guest carry out c with s.
+// exec makes an instance's guest carry out c, with its streams connected to s.
 func (r *Runtime) exec(ctx context.Context, id string, c guest.ExecCall, s instance.Streams) (int, error) {
 	cannot := "cannot run a command: "
 	if c.Files != "" {
@@ -40,7 +40,7 @@ func (r *Runtime) exec(ctx context.Context, id string, c guest.ExecCall, s insta
 	}
 	over, end := context.WithCancel(ctx)
 	defer end()
-	x := &attached{peer: p, number: rand.Uint64N(1<<53) + 1, // must not clash with numbers of earlier daemons
+	x := &attached{peer: p, number: rand.Uint64N(1<<53) + 1, // must differ from the numbers of earlier daemons
 		began: make(chan struct{}), some: make(chan struct{}, 1), credit: make(chan int, 1)}
 	c.Number = x.number
 	w.commands.Store(c.Number, x)
@@ -82,31 +82,32 @@ func (r *Runtime) exec(ctx context.Context, id string, c guest.ExecCall, s insta
 	return 0, err
 }
 
-// cancelCommand makes the guest kill a command. A guest that cannot be reached
-// kills it when another host connects.
+// cancelCommand makes the guest kill a command. If the guest cannot be reached, it
+// kills the command when the next host connects.
 func (w *Work) cancelCommand(number uint64) {
 	if p, _ := w.voice(); p != nil {
 		_ = p.Notify(guest.Cancel, guest.CancelCall{Number: number})
 	}
 }
 
-// attached is a command in a guest whose streams are connected.
+// attached is a command in a guest with connected streams.
 type attached struct {
 	peer   *guest.Peer
 	number uint64
 	begin  sync.Once
-	began  chan struct{} // closed when the guest takes input
-	credit chan int      // bytes that the guest has acknowledged since the last receive
+	began  chan struct{} // closed when the guest has started the command and takes input
+	credit chan int      // bytes of input that the guest has acknowledged since the last receive
 
 	mu     sync.Mutex
-	queue  []guest.OutputNote // at most a window
+	queue  []guest.OutputNote // at most a window of output
 	queued int
 	lost   bool // the guest sent more than it may
 	some   chan struct{}
 }
 
-// output queues a part of a command's output. Output that is not awaited is
-// dropped. It never waits: one goroutine reads everything that a guest sends.
+// output queues a part of a command's output, or drops it if nothing waits for the
+// command. It does not block, because one goroutine reads everything that a guest
+// sends.
 func (w *Work) output(n guest.OutputNote) {
 	v, ok := w.commands.Load(n.Number)
 	if !ok {
@@ -126,8 +127,8 @@ func (w *Work) output(n guest.OutputNote) {
 	}
 }
 
-// taken notes that a guest runs a command, and how much of its input it has passed
-// on.
+// taken records that a guest runs a command, and how much of the input it has
+// passed on.
 func (w *Work) taken(n guest.TakenNote) {
 	v, ok := w.commands.Load(n.Number)
 	if !ok {
@@ -153,8 +154,8 @@ func wakeUp(ch chan struct{}) {
 	}
 }
 
-// deliver writes a command's output until ctx ends, or the command was answered for
-// and everything is written.
+// deliver writes a command's output until ctx ends, or until answered is closed and
+// everything is written.
 func (x *attached) deliver(ctx context.Context, s instance.Streams, answered <-chan struct{}) {
 	for last := false; ; {
 		x.mu.Lock()
@@ -172,7 +173,7 @@ func (x *attached) deliver(ctx context.Context, s instance.Streams, answered <-c
 			x.mu.Lock()
 			x.queued -= len(n.Data)
 			x.mu.Unlock()
-			// If this fails the call does.
+			// if this fails, so does the call
 			_ = x.peer.Notify(guest.Taken, guest.TakenNote{Number: x.number, Bytes: len(n.Data)})
 		}
 		if len(notes) > 0 {
@@ -191,7 +192,8 @@ func (x *attached) deliver(ctx context.Context, s instance.Streams, answered <-c
 	}
 }
 
-// send sends a command's input and control requests until ctx ends.
+// send sends the command's input, signals and terminal sizes to the guest until ctx
+// ends.
 func (x *attached) send(ctx context.Context, s instance.Streams) {
 	select {
 	case <-x.began:
@@ -204,7 +206,7 @@ func (x *attached) send(ctx context.Context, s instance.Streams) {
 	for s.Control != nil {
 		select {
 		case c := <-s.Control:
-			// If this fails the call does.
+			// If this fails, so does the call.
 			_ = x.peer.Notify(guest.Control, guest.ControlNote{Number: x.number, Signal: int(c.Signal), Rows: c.Size.Rows, Cols: c.Size.Cols})
 		case <-ctx.Done():
 			return

@@ -23,7 +23,7 @@ import (
 	"lull/internal/relay"
 )
 
-// TestEndings checks that the end of a run is reported once, with its output,
+// TestEndings checks that the end of a run is reported once, with the run's output,
 // and that nothing of the run is left.
 func TestEndings(t *testing.T) {
 	b := newBench(t, nil)
@@ -56,7 +56,7 @@ func TestEndings(t *testing.T) {
 		if e := b.exit(); e.Code != 7 {
 			t.Errorf("exit %+v, thawed: %v", e, thawed)
 		}
-		if err := w.Kill(t.Context()); err != nil { // as the host does after every end
+		if err := w.Kill(t.Context()); err != nil { // the host does that after every end
 			t.Error(err)
 		}
 		if log := b.log("e2"); !strings.HasSuffix(log, "asked to end\n") {
@@ -99,8 +99,8 @@ func TestEndings(t *testing.T) {
 	})
 }
 
-// owner is the minimum that a host does with the relay: it pauses the guest,
-// and wakes it when a client comes.
+// owner does with the relay what a host does at least: it pauses the guest, and
+// wakes it when a client comes.
 type owner struct {
 	w     *Work
 	in    *relay.Instance
@@ -122,8 +122,8 @@ func (p *owner) Wake(context.Context, relay.Arrival) error {
 	return err
 }
 
-// TestRelay checks that clients of the relay reach a guest, wake it with a
-// connection and with data on an open one, and that a half-close is preserved.
+// TestRelay checks that clients of the relay reach a guest, that a connection and
+// data on an open one wake it, and that a half-close is passed on.
 func TestRelay(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("relay", "guest", "serve", ":80")
@@ -183,7 +183,7 @@ func TestRelay(t *testing.T) {
 			talk(t, c, fmt.Sprint("new ", n))
 			g.Close()
 			talk(t, first, fmt.Sprint("old too ", n))
-			// Half-close: the guest sees the end and still answers.
+			// A half-close: the guest sees the end and still answers.
 			errtest.None(t, c.CloseWrite())
 			if rest, err := io.ReadAll(c); err != nil || string(rest) != "end after 1\n" {
 				t.Errorf("after the half-close: %q, %v", rest, err)
@@ -204,17 +204,17 @@ func TestRelay(t *testing.T) {
 	}
 }
 
-// TestSample checks that readings grow with the program's activity and belong
-// to that program.
+// TestSample checks that readings grow with the program's activity, and only with
+// that.
 func TestSample(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("sample", "guest", "serve", ":80")
 	listening(t, w, "80")
 	a := w.Sample(nil)
 	errtest.None(t, errors.Join(a.CPUErr, a.NetErr, a.ConnErr))
-	// Frequent probes are not the program's work. The program may still be
-	// starting, and an emulated processor includes time that other processes
-	// take.
+	// Sampling often must not count as the program's work. The program may still be
+	// starting, and the CPU time of an emulated CPU includes that of other
+	// processes.
 	var quiet instance.Sample
 	until(t, "being asked 20 times costs the program next to nothing", func() bool {
 		before := w.Sample(nil)
@@ -229,8 +229,8 @@ func TestSample(t *testing.T) {
 	if s := w.Sample(nil); s.CPU-quiet.CPU < 100*time.Millisecond {
 		t.Errorf("a second of work shows as %s", s.CPU-quiet.CPU)
 	}
-	// Its memory is a file of the host. What it changes there after the kernel has
-	// written it back is no traffic of a disk.
+	// The guest's memory is a file of the host. If the guest changes a page that
+	// the kernel has written back, that must not count as disk traffic.
 	ram, err := os.Open(filepath.Join(b.dir("sample"), memoryFile))
 	if err != nil {
 		t.Fatal(err)
@@ -270,14 +270,14 @@ func TestSample(t *testing.T) {
 		t.Errorf("a lease from inside: %+v, %v", o, err)
 	}
 	b.mu.Lock()
-	// A guest's first message is that nothing in it is busy.
+	// The first message means that no program is busy.
 	if n := len(b.said); n != 2 || b.said[0].Method != guest.Waiting || b.said[1].Method != guest.Keepalive || b.said[1].Params.Reason != "build" {
 		t.Errorf("heard %+v", b.said)
 	}
 	b.mu.Unlock()
-	// The clock stops with the guest and is set at the thaw. It is read once
-	// before, to know how long that takes: the pause must be longer, or a clock
-	// that was not set would go unnoticed.
+	// The guest's clock stops with the guest and is set at the thaw. The pause must
+	// be longer than reading the clock takes, or an unset clock would go unnoticed.
+	// So that is measured first.
 	clock := func() time.Time {
 		t.Helper()
 		o, err := b.Exec(t.Context(), "sample", instance.Command{Command: []string{"guest", "time"}})
@@ -312,8 +312,8 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// TestAdopt checks that a restarted daemon finds its guests, running and
-// frozen, and learns how one ended while no daemon ran.
+// TestAdopt checks that a restarted daemon finds its guests, running and frozen,
+// and reports how a guest has ended while no daemon ran.
 func TestAdopt(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("adopt", "guest", "serve", ":80")
@@ -331,7 +331,7 @@ func TestAdopt(t *testing.T) {
 		}
 		return w.(*Work), nil
 	}
-	w, err := again(instance.Identity{Run: 1}) // the daemon died before it recorded the rest
+	w, err := again(instance.Identity{Run: 1}) // as if the daemon had died before it recorded the rest
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,12 +356,12 @@ func TestAdopt(t *testing.T) {
 	if s := w.Sample(nil); errors.Join(s.CPUErr, s.NetErr, s.ConnErr) != nil {
 		t.Errorf("after the thaw: %+v", s)
 	}
-	// It ends while no daemon runs.
+	// The guest ends while no daemon runs.
 	errtest.Get(c.Write([]byte("crash\n")))(t)
 	_, err = io.ReadAll(c)
 	t.Logf("the connection ended with %v", err)
 	var gone *instance.GoneError
-	until(t, "it is taken over or known to be gone", func() bool { // a QEMU that is ending answers nothing, and the host asks again
+	until(t, "it is taken over or known to be gone", func() bool { // a QEMU that is ending does not answer, so the host tries again
 		_, err = again(ident)
 		return err == nil || errors.As(err, &gone)
 	})
@@ -370,7 +370,7 @@ func TestAdopt(t *testing.T) {
 		if gone.Exit.Code != 42 && !gone.Exit.Lost {
 			t.Errorf("gone: %+v", gone.Exit)
 		}
-	default: // it is reported like any other end
+	default: // adopted: its end is reported as usual
 		if e := b.exit(); e.Code != 42 {
 			t.Errorf("exit %+v", e)
 		}
@@ -381,9 +381,9 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestRoot checks that files come from a directory or from an existing ext4
-// image, that writes stay in the guest, and that the program runs as the
-// requested user. It uses the other machine type.
+// TestRoot checks that a guest's files can come from a directory and from an
+// existing ext4 image, that its writes stay in the guest, and that the program runs
+// as the requested user. It uses the other machine type than the rest of the tests.
 func TestRoot(t *testing.T) {
 	parts, err := rig()
 	need(t, err)
@@ -424,10 +424,11 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// runsFrom starts a guest with the files of TestRoot and checks them.
+// runsFrom starts a guest with root and checks its files.
 func (b *bench) runsFrom(t *testing.T, id, root string) {
 	t.Helper()
-	// Its limits apply to the boot: the image is built during Start.
+	// The image is built during Start, but the boot's time limit must not include
+	// that.
 	l := b.launch(id, 1, "guest", "serve", ":8080")
 	l.Image, l.User, l.Env = root, "web", []string{"PATH=/usr/bin"}
 	errtest.Get(b.Start(t.Context(), l))(t)
@@ -445,8 +446,8 @@ func (b *bench) runsFrom(t *testing.T, id, root string) {
 	}
 }
 
-// TestFlood checks that a program that prints as fast as it can is not slowed
-// by the host, cannot fill the disk, and that its guest still answers.
+// TestFlood checks that a program that prints as fast as it can is not slowed by
+// the host and cannot fill the disk, and that its guest still answers.
 func TestFlood(t *testing.T) {
 	b := newBench(t, nil)
 	w := b.start("flood", "guest", "flood")
@@ -463,12 +464,12 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestFallback checks that a machine whose KVM boots nothing is remembered, and
-// that other boot failures are not attributed to KVM.
+// TestFallback checks that it is recorded if no guest boots with KVM, and that
+// other failures to boot are not attributed to KVM.
 func TestFallback(t *testing.T) {
 	b := newBench(t, nil)
 	real := b.parts().qemu
-	if err := os.Chmod(b.cfg.Dir, 0o711); err != nil { // QEMU runs as another user
+	if err := os.Chmod(b.cfg.Dir, 0o711); err != nil { // QEMU's own user must be able to enter it
 		t.Fatal(err)
 	}
 	b.parts().qemu = filepath.Join(b.cfg.Dir, "qemu")

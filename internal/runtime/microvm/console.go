@@ -11,19 +11,18 @@ import (
 	"lull/internal/lib/logfile"
 )
 
-// The guest kernel's output goes into a ring buffer inside QEMU: a guest that
-// prints a lot neither fills the host's disk nor blocks, with or without a
-// daemon. The ring is copied into a file of the instance while the guest boots,
-// at every probe, and before its QEMU is ended. The ring of a killed QEMU is
-// lost.
+// The output of a guest's kernel goes to a ring buffer inside QEMU. However much a
+// guest prints, it neither fills the host's disk nor blocks, with or without a
+// daemon. The ring is copied to a file of the instance while the guest boots, at
+// every probe, and before its QEMU is ended. If QEMU is killed, the ring is lost.
 
 const (
-	// consoleSize is the size of a ring, a power of two.
+	// consoleSize is the size of a ring in bytes, a power of two.
 	consoleSize = 64 << 10
-	// consoleKept is the maximum size of an instance's console file; one older
-	// file of that size is kept as well.
+	// consoleKept is the maximum size of an instance's console file, in bytes. One
+	// older file of that size is kept too.
 	consoleKept = 256 << 10
-	// bootListen is how often a booting guest's ring is drained.
+	// bootListen is how often the ring of a booting guest is copied.
 	bootListen = 250 * time.Millisecond
 )
 
@@ -63,7 +62,7 @@ func (r *Runtime) dropConsole(id string) error {
 	return logfile.Remove(r.consoleFile(id))
 }
 
-// markBoot notes in the console that a new kernel boots.
+// markBoot writes to the console file that a new kernel boots.
 func (w *Work) markBoot() {
 	line := fmt.Sprintf("lull: run %d boots at %s\n", w.rec.Run, time.Now().UTC().Format(time.RFC3339))
 	if err := w.r.keepConsole(w.id, []byte(line)); err != nil {
@@ -71,8 +70,8 @@ func (w *Work) markBoot() {
 	}
 }
 
-// takeConsole copies the ring into the file and returns the last output of this
-// run. A QEMU that has ended or does not answer in time adds nothing.
+// takeConsole copies the ring to the file and returns the last output of this run.
+// If QEMU has ended or does not answer in time, nothing is copied.
 func (w *Work) takeConsole(ctx context.Context) string {
 	w.consoleMu.Lock()
 	defer w.consoleMu.Unlock()
@@ -96,8 +95,8 @@ func (w *Work) takeConsole(ctx context.Context) string {
 	return string(w.printedLast)
 }
 
-// watchBoot keeps the console of a booting guest current, because its QEMU may be
-// killed at any time.
+// watchBoot copies the console of a booting guest regularly, because its QEMU may
+// be killed at any time.
 func (w *Work) watchBoot() {
 	for w.pauseFor(bootListen) {
 		w.takeConsole(w.qctx)

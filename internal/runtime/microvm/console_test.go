@@ -12,7 +12,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// console returns the stored console of an instance.
+// console returns the content of an instance's console file.
 func (b *bench) console(id string) string {
 	b.t.Helper()
 	path, err := b.Console(b.t.Context(), id)
@@ -29,15 +29,15 @@ func (b *bench) console(id string) string {
 // guestWrites is the text that testdata/guest writes to a file.
 const guestWrites = "by a guest"
 
-// TestConsole checks that the output on a guest's console is available while it
-// runs, after its QEMU has ended, and until the instance is removed, and that
-// the reason of its end contains it.
+// TestConsole checks that the output on a guest's console can be read while the
+// guest runs, after its QEMU has ended, and until the instance is removed, and that
+// the reason for its end includes it.
 func TestConsole(t *testing.T) {
 	b := newBench(t, nil)
 	b.start("con", "guest", "serve", ":80")
 	errtest.Get(b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "write", "/dev/ttyS0"}}))(t)
 	until(t, "what was written to the console is there", func() bool { return strings.Contains(b.console("con"), guestWrites) })
-	go b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "panic"}}) // ends with the guest
+	go b.Exec(t.Context(), "con", instance.Command{Command: []string{"guest", "panic"}}) // returns when the guest ends
 	if e := b.exit(); !strings.Contains(e.Machine, "Kernel panic") {
 		t.Errorf("exit %+v", e)
 	}
@@ -54,8 +54,8 @@ func TestConsole(t *testing.T) {
 	}
 }
 
-// TestConsoleIsBounded checks that a guest that prints forever fills only two
-// files.
+// TestConsoleIsBounded checks that a guest that prints forever fills no more than
+// two files.
 func TestConsoleIsBounded(t *testing.T) {
 	r := &Runtime{cfg: Config{Dir: t.TempDir(), LookLimit: time.Second}}
 	line := []byte(strings.Repeat("x", 1<<10-1) + "\n")

@@ -15,7 +15,8 @@ import (
 
 var _ instance.FileKeeper = (*Runtime)(nil)
 
-// FilesAwake implements instance.FileKeeper: the guest copies its files itself.
+// FilesAwake implements instance.FileKeeper. The guest copies its own files, so it
+// must be awake.
 func (r *Runtime) FilesAwake() bool { return true }
 
 // ReadFiles implements instance.FileKeeper.
@@ -37,15 +38,15 @@ func (r *Runtime) WriteFiles(ctx context.Context, id, at string, from io.Reader)
 		return instance.Streams{Out: io.Discard, In: reader(func(b []byte) (int, error) {
 			n, err := from.Read(b)
 			if !errors.Is(err, io.EOF) {
-				fail(err) // otherwise the guest would take it as complete
+				fail(err) // otherwise the guest would consider the stream complete
 			}
 			return n, err
 		})}
 	})
 }
 
-// copyFiles makes a guest copy files. The copy fails with the first error that its
-// streams give to fail.
+// copyFiles makes a guest copy files. The streams that streams returns may call
+// fail; the copy then fails with the first such error.
 func (r *Runtime) copyFiles(ctx context.Context, id string, c guest.ExecCall, streams func(fail func(error)) instance.Streams) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)

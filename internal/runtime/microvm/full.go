@@ -12,27 +12,30 @@ import (
 )
 
 // A guest that fills its own disk should get ENOSPC, like any program on a full
-// disk. Its guest agent ensures that, based on the space left on the host. If
-// something else uses up that space first, a write fails that the guest
-// considers complete, which would destroy its file system. QEMU therefore stops
-// the machine on such an error and repeats the write once there is space.
+// disk. The guest agent ensures that, based on the free space of the host. If
+// something else uses up that space first, a write fails that the guest considers
+// complete, which would destroy its file system. QEMU therefore stops the machine
+// on such an error, and repeats the write once there is space.
 
 const (
-	// layerSpare is the free space that guests must leave on the file system of
-	// their disks.
+	// layerSpare is the free space, in bytes, that guests must leave on the file
+	// system of their disks.
 	layerSpare = 32 << 20
-	// resumeSpace is the free space at which a stopped machine continues.
+	// resumeSpace is the free space, in bytes, at which a stopped machine is
+	// continued.
 	resumeSpace = 16 << 20
-	// scarceSpace is the free space below which a guest counts as in trouble.
+	// scarceSpace is the reported free space, in bytes, below which a guest's disk
+	// counts as almost full.
 	scarceSpace = 1 << 20
-	// spaceCheckInterval is how often free space is checked for a stopped machine.
+	// spaceCheckInterval is how often the free space is checked while a machine is
+	// stopped.
 	spaceCheckInterval = time.Second
 )
 
-// Values of Work.reportedSpace other than a number of bytes.
+// Special values of Work.reportedSpace, which otherwise is a number of bytes.
 const (
 	unlimited  = -1
-	neverAsked = -2 // the last value that an earlier daemon reported is unknown
+	neverAsked = -2 // what an earlier daemon has reported is unknown
 )
 
 // layerLeft returns by how many bytes a guest's own disk may grow, or unlimited.
@@ -52,7 +55,7 @@ func (w *Work) layerLeft() (int64, error) {
 		return 0, err
 	}
 	left -= layerSpare
-	// The guest's memory is a sparse file as well.
+	// The guest's memory is a sparse file too, and may still grow.
 	mem, err := r.memoryNeed(w.id, w.rec)
 	if err != nil {
 		return 0, err
@@ -71,9 +74,10 @@ func (w *Work) layerLeft() (int64, error) {
 	return max(left, 0), nil
 }
 
-// reportSpace tells a guest how much its own disk may grow, if that changed.
-// While the guest is being woken only decreases are reported, because each call
-// delays its client. A guest agent too old for this call is not called again.
+// reportSpace tells a guest by how much its own disk may grow, if that has changed.
+// While the guest is being woken, it reports only decreases, because each call
+// delays the guest's client. A guest agent that does not know the call is not
+// called again.
 func (w *Work) reportSpace(ctx context.Context, waking bool) {
 	if !w.rec.Layer || w.noSpaceCall.Load() {
 		return
@@ -104,7 +108,7 @@ func (w *Work) reportSpace(ctx context.Context, waking bool) {
 	}
 }
 
-// ioError handles QEMU's event of a failed read or write.
+// ioError handles QEMU's event for a failed read or write.
 func (w *Work) ioError(data json.RawMessage) {
 	var d struct {
 		Action    string `json:"action"`
@@ -122,7 +126,8 @@ func (w *Work) setFull(on bool) {
 	w.mu.Unlock()
 }
 
-// stands returns why the machine is stopped for lack of space, or "".
+// stands returns why the machine is stopped for lack of disk space, or "" if it is
+// not.
 func (w *Work) stands() string {
 	if full, _ := w.shortOfSpace(); full {
 		return "it is stopped until its own disk has space to write: " + w.r.roomSaying()
@@ -130,8 +135,8 @@ func (w *Work) stands() string {
 	return ""
 }
 
-// shortOfSpace reports whether the machine is stopped for lack of space, and
-// whether its guest was told that almost none is left.
+// shortOfSpace reports whether the machine is stopped for lack of disk space, and
+// whether its guest was last told that almost none is left.
 func (w *Work) shortOfSpace() (stands, scarce bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -146,7 +151,7 @@ func (r *Runtime) roomSaying() string {
 	return fmt.Sprintf("%d bytes (%s) are free on the file system of %s", free, instance.Bytes(free), r.layers())
 }
 
-// awaitSpace continues a stopped machine when there is space.
+// awaitSpace waits until there is space and continues a stopped machine.
 func (w *Work) awaitSpace() {
 	if !w.awaiting.CompareAndSwap(false, true) {
 		return
@@ -160,7 +165,7 @@ func (w *Work) awaitSpace() {
 		}
 		ctx, cancel := context.WithTimeout(w.qctx, callLimit)
 		if free, err := freeBytes(w.r.layers()); err == nil && free >= resumeSpace {
-			_ = m.do(ctx, "cont", nil, nil) // the status below decides
+			_ = m.do(ctx, "cont", nil, nil) // the status read below shows whether it succeeded
 		}
 		s, err := m.status(ctx)
 		cancel()
@@ -168,10 +173,10 @@ func (w *Work) awaitSpace() {
 			continue
 		}
 		w.setFull(false)
-		w.clockLate.Store(true) // its clock stopped as well
+		w.clockLate.Store(true) // the guest's clock has stopped as well
 		w.awaiting.Store(false)
 		w.r.log.Info("a guest continues", "instance", w.id)
-		// Stops before awaiting was reset were not handled.
+		// A stop that happened before awaiting was reset has not been handled.
 		if s, err := m.status(w.qctx); err != nil || s != ioErrorStatus || !w.awaiting.CompareAndSwap(false, true) {
 			return
 		}
@@ -179,5 +184,6 @@ func (w *Work) awaitSpace() {
 	}
 }
 
-// ioErrorStatus is the status of a machine that QEMU stopped at a failed write.
+// ioErrorStatus is the status of a machine that QEMU has stopped because of a
+// failed write.
 const ioErrorStatus = "io-error"

@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// portGate blocks traffic on a machine's ports while the machine is saved. QEMU
-// delivers pending output of a port even while the guest is stopped. If that
-// output were read between saving the state and the end of QEMU, the restored
-// guest would send it again.
+// portGate blocks the traffic on a machine's ports while the machine is being
+// saved. QEMU delivers pending output of a port even if the guest is stopped. If
+// such output were read after the state was saved, the restored guest would send it
+// a second time.
 type portGate struct {
 	mu   sync.RWMutex
-	held chan struct{} // nil while open; closed on reopening
+	held chan struct{} // nil while the gate is open; closed when it is reopened
 }
 
-// hold closes the gate. Transfers in progress have completed when it returns.
+// hold closes the gate. When it returns, no transfer is in progress.
 func (g *portGate) hold() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -36,7 +36,8 @@ func (g *portGate) open() {
 	g.held = nil
 }
 
-// through wraps c so that it respects the gate.
+// through returns a connection that transfers data on c only while the gate is
+// open.
 func (g *portGate) through(c *net.UnixConn) (*gatedConn, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -47,20 +48,21 @@ func (g *portGate) through(c *net.UnixConn) (*gatedConn, error) {
 	return &gatedConn{Conn: c, portGate: g, raw: raw, over: ctx.Done(), end: cancel, heard: first.Done(), hear: said}, nil
 }
 
-// gatedConn is a connection to a port. Deadlines do not apply while the gate is
-// held.
+// gatedConn is a connection to a port. While the gate is closed, its deadlines have
+// no effect.
 type gatedConn struct {
 	net.Conn
 	portGate *portGate
 	raw      syscall.RawConn
-	over     <-chan struct{} // closed with the connection
+	over     <-chan struct{} // closed when the connection is closed
 	end      func()
-	heard    <-chan struct{} // closed when something was read or the connection closed
+	heard    <-chan struct{} // closed when something has been read or the connection is closed
 	hear     func()
-	said     atomic.Bool // set once something was read
+	said     atomic.Bool // something has been read
 }
 
-// SyscallConn gives access to the number of unread bytes.
+// SyscallConn implements syscall.Conn. It is used to read the number of unread
+// bytes.
 func (c *gatedConn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 
 func (c *gatedConn) Close() error {

@@ -14,7 +14,7 @@ import (
 	"lull/internal/runtime/microvm/share"
 )
 
-// ported returns a port behind a gate and QEMU's end of it.
+// ported returns a port behind the gate g, and QEMU's end of it.
 func ported(t *testing.T, g *portGate) (port net.Conn, far net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
@@ -33,7 +33,7 @@ func ported(t *testing.T, g *portGate) (port net.Conn, far net.Conn) {
 }
 
 // TestGate checks that data in both directions waits while a gate is held, and
-// passes complete and in order once it is open.
+// arrives complete and in order once the gate is open.
 func TestGate(t *testing.T) {
 	g := new(portGate)
 	port, far := ported(t, g)
@@ -58,7 +58,8 @@ func TestGate(t *testing.T) {
 		t.Errorf("%d bytes arrived, or in another order; %d were sent", len(b), len(want))
 	}
 
-	// A waiting reader and a waiting writer: their data is not taken.
+	// A reader and a writer are already waiting when the gate is held. Their data
+	// must not be transferred.
 	port, far = ported(t, g)
 	read := make(chan error, 1)
 	go func() {
@@ -95,7 +96,7 @@ func TestGate(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Closing a connection ends waiting readers and writers.
+	// Closing a connection makes waiting readers and writers return.
 	g.hold()
 	go func() {
 		_, err := port.Read(make([]byte, 1))
@@ -109,10 +110,9 @@ func TestGate(t *testing.T) {
 	g.open()
 }
 
-// TestGuardOfAWorkspace checks that a guest that runs under a new daemon is not
-// paused before it has announced itself on the port of its workspace, because
-// it may wait for a file, and that a guest that the earlier daemon paused stays
-// paused.
+// TestGuardOfAWorkspace checks that, under a new daemon, a running guest is not
+// paused before it has announced itself on its workspace port, because it may be
+// waiting for a file. A guest that the earlier daemon paused stays paused.
 func TestGuardOfAWorkspace(t *testing.T) {
 	quiet := func() string { return "" }
 	s := share.New(t.TempDir(), false)

@@ -61,9 +61,9 @@ func listening(t testing.TB, w *Work, port string) {
 	})
 }
 
-// TestStreamsByName checks that a program can open its output by name, as
-// images link their logs to it, also as another user, and that it may open as
-// many files as in a container.
+// TestStreamsByName checks that a program, also one of another user, can open its
+// output by name, to which images link their logs, and that it may open as many
+// files as in a container.
 func TestStreamsByName(t *testing.T) {
 	b := newBench(t, nil)
 	as := func(id string, command ...string) *Work {
@@ -95,7 +95,7 @@ func TestStreamsByName(t *testing.T) {
 	b.exit()
 }
 
-// TestGuest walks one guest through its life.
+// TestGuest checks the whole life of one guest.
 func TestGuest(t *testing.T) {
 	b := newBench(t, nil)
 	began := time.Now()
@@ -140,7 +140,7 @@ func TestGuest(t *testing.T) {
 		t.Errorf("exec: %+v, %v", o, err)
 	}
 	b.copies(t, "life")
-	// More commands than may run at once, each abandoned by its caller.
+	// Start more commands than may run concurrently, and abandon each.
 	for range 33 {
 		ctx, leave := context.WithCancel(t.Context())
 		gone := make(chan error, 1)
@@ -168,8 +168,9 @@ func TestGuest(t *testing.T) {
 	b.clean("life")
 }
 
-// copies copies files into and out of a guest, and checks that a copy fails with its
-// stream on this machine: a stream that breaks off must not be taken for complete.
+// copies checks that files can be copied into and out of a guest, and that a copy
+// fails if its stream on this machine does: an interrupted stream must not be taken
+// for complete.
 func (b *bench) copies(t *testing.T, id string) {
 	t.Helper()
 	var in, out bytes.Buffer

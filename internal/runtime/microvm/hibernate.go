@@ -18,47 +18,47 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Files of a hibernated guest, besides its memory. The manifest is written last
-// and removed first: while it exists, memory and state belong together and no
-// QEMU has run since.
+// Files of a hibernated guest other than its memory. The manifest is written last
+// and removed first. While it exists, memory and state belong together, and no QEMU
+// has run since.
 const (
 	stateFile    = "state"
 	manifestFile = "hibernated.json"
 )
 
-// manifestVersion changes whenever restoring needs something new.
+// manifestVersion must change whenever restoring needs something new.
 const manifestVersion = 4
 
-// manifest records the dependencies of a saved guest.
+// manifest records what a saved guest depends on.
 type manifest struct {
 	Version int       `json:"version"`
 	At      time.Time `json:"at"`
 	QEMU    string    `json:"qemu"`   // version
 	Kernel  string    `json:"kernel"` // digest
-	// Machine is a digest of the machine configuration given to QEMU,
-	// including the host CPU if the guest sees it.
+	// Machine is a digest of the machine's configuration for QEMU, including the
+	// host's CPU if the guest sees that.
 	Machine string `json:"machine"`
 	State   int64  `json:"state_bytes"`
 	Digest  string `json:"state_sha256"`
 	Memory  int64  `json:"memory_bytes"`
 	Root    string `json:"root,omitempty"`  // size and modification time of the image
-	Layer   string `json:"layer,omitempty"` // and of the guest's own disk, which must not be written in between
-	// Template is the clone's source, whose memory it uses (clone.go). Full
-	// means that the state includes the memory, because the guest was a clone
-	// and no file has it.
+	Layer   string `json:"layer,omitempty"` // the same for the guest's own disk, which must not be written before the restore
+	// Template is the guest from whose template a clone's memory comes (clone.go).
+	// Full means that the state includes the memory: the guest was a clone, so
+	// there is no file with it.
 	Template string `json:"template,omitempty"`
 	Full     bool   `json:"full,omitempty"`
-	// Vsock reports whether the machine has a vsock device, whatever its CID.
+	// Vsock reports whether the machine has a vsock device. Its CID may change.
 	Vsock bool `json:"vsock,omitempty"`
 }
 
 // Hibernated reports whether the guest exists only on disk.
 func (w *Work) Hibernated() bool { return w.hibernated() }
 
-// Hibernate saves a frozen guest to disk and ends its QEMU; Thaw restores it.
-// Its network remains in this daemon, so open connections continue after the
-// thaw if the daemon is still the same. It returns the number of bytes on disk
-// once they are durable. On an error the guest stays frozen.
+// Hibernate saves a frozen guest to disk and ends its QEMU. It returns the number
+// of bytes on disk, once they are durable. On an error the guest stays frozen. Thaw
+// restores the guest. The guest's network stays in this daemon, so open connections
+// continue after the thaw unless the daemon is replaced.
 func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	if w.hibernated() {
 		return 0, errors.New("cannot hibernate: it is hibernated")
@@ -84,7 +84,7 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 			err = errors.Join(err, removeAll(w.path(manifestFile), w.path(stateFile)))
 		}
 	}()
-	// Once saved, a guest must not be continued: what it did then would be lost.
+	// A saved guest must not be continued, because what it did then would be lost.
 	if w.r.cfg.WhenGone != nil {
 		if err := w.r.cfg.WhenGone(ctx, w.id, ""); err != nil {
 			return 0, fmt.Errorf("cannot save the guest: %w", err)
@@ -113,8 +113,8 @@ func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	return man.State + man.Memory, nil
 }
 
-// saveState saves everything except the memory, which is already in its file.
-// The returned file may not be durable yet.
+// saveState saves everything but the memory, which is already in a file. The
+// returned file may not be durable yet.
 func (w *Work) saveState(ctx context.Context, m *monitor) (f *os.File, err error) {
 	if f, err = os.OpenFile(w.path(stateFile), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600); err != nil {
 		return nil, err
@@ -124,8 +124,8 @@ func (w *Work) saveState(ctx context.Context, m *monitor) (f *os.File, err error
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	// Each answer means that QEMU's main loop ran once and flushed pending
-	// output into the ports' sockets, from which nothing is read now.
+	// Each answer means that QEMU's main loop has run once and has flushed pending
+	// output to the ports' sockets, from which nothing is read now.
 	for range 3 {
 		if _, err := m.status(ctx); err != nil {
 			return f, err
@@ -134,7 +134,8 @@ func (w *Work) saveState(ctx context.Context, m *monitor) (f *os.File, err error
 	return f, m.stream(ctx, "migrate", w.rec.Template == "", f)
 }
 
-// ignoreShared excludes file-backed memory from the state.
+// ignoreShared sets whether memory that is mapped from a file is left out of the
+// state.
 func (m *monitor) ignoreShared(on bool) (finish func(ctx context.Context, result any) error) {
 	type capability struct {
 		Name string `json:"capability"`
@@ -143,9 +144,9 @@ func (m *monitor) ignoreShared(on bool) (finish func(ctx context.Context, result
 	return m.begin("migrate-set-capabilities", map[string]any{"capabilities": []capability{{"x-ignore-shared", on}}}, nil)
 }
 
-// stream makes QEMU save its state to f or, with "migrate-incoming", load it
-// from there. The guest's network announcement after a migration is disabled:
-// the guest has not moved, and announcing would delay its first client.
+// stream makes QEMU save its state to f or, if command is "migrate-incoming", load
+// it from f. It disables the guest's network announcement after a migration: the
+// guest has not moved, and announcing would delay its first client.
 func (m *monitor) stream(ctx context.Context, command string, ignoreShared bool, f *os.File) error {
 	var errs []error
 	for _, finish := range []func(context.Context, any) error{
@@ -162,7 +163,7 @@ func (m *monitor) stream(ctx context.Context, command string, ignoreShared bool,
 	return m.migrated(ctx)
 }
 
-// migrated waits until a migration ends.
+// migrated waits until a migration has ended.
 func (m *monitor) migrated(ctx context.Context) error {
 	for {
 		var s struct {
@@ -224,7 +225,7 @@ func (w *Work) setSaved(on bool) {
 	w.mu.Unlock()
 }
 
-// syncMemory makes a guest's memory durable and returns its size.
+// syncMemory makes a guest's memory file durable and returns its size.
 func syncMemory(path string) (int64, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -256,13 +257,13 @@ func (man *manifest) write(dir string) error {
 	return syncPath(dir)
 }
 
-// dropQEMU ends the QEMU of a saved guest.
+// dropQEMU ends the QEMU of a guest that has been saved.
 func (w *Work) dropQEMU(ctx context.Context) {
 	w.mu.Lock()
 	w.ident.PID, w.ident.Start = 0, 0
 	w.mu.Unlock()
 	w.qcancel()
-	<-w.over // supervise must not mistake this for the end of the run
+	<-w.over // supervise must have returned, or it would take this for the end of the run
 	w.disconnect()
 	kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
@@ -273,15 +274,16 @@ func (w *Work) dropQEMU(ctx context.Context) {
 	w.renew()
 }
 
-// binding returns the present dependencies of a saved guest.
+// binding returns what the guest would depend on if it were saved now.
 func (w *Work) binding(m *monitor) (manifest, error) {
 	man := manifest{Version: manifestVersion, QEMU: m.version(), Vsock: w.rec.CID != 0}
 	return man, w.r.bindMachine(&man, w.id, w.rec)
 }
 
-// bindMachine adds the machine configuration and the files it depends on.
+// bindMachine adds the machine's configuration, and the files on which it depends,
+// to man.
 func (r *Runtime) bindMachine(man *manifest, id string, rec runRecord) error {
-	rec.Template, rec.CID = "", min(rec.CID, 1) // they may differ at each start
+	rec.Template, rec.CID = "", min(rec.CID, 1) // these may differ at each start
 	sum := sha256.New()
 	for _, a := range r.arguments("", rec.restored())[2:] { // without QEMU's name
 		fmt.Fprintln(sum, a)
@@ -293,9 +295,9 @@ func (r *Runtime) bindMachine(man *manifest, id string, rec runRecord) error {
 	return r.bindFiles(man, id, rec)
 }
 
-// bindFiles adds the files that a saved guest depends on.
+// bindFiles adds the files on which a saved guest depends to man.
 func (r *Runtime) bindFiles(man *manifest, id string, rec runRecord) (err error) {
-	if r.Missing() != nil { // the dependencies cannot be determined
+	if r.Missing() != nil { // what the guest depends on cannot be determined
 		return r.Missing()
 	}
 	if man.Kernel, err = r.sum.of(r.parts().kernel.Image); err != nil {
@@ -312,7 +314,7 @@ func (r *Runtime) bindFiles(man *manifest, id string, rec runRecord) (err error)
 	return err
 }
 
-// fits returns an error if now differs from what the guest was saved with.
+// fits returns an error if the guest cannot be restored with what there is now.
 func (man *manifest) fits(now manifest) error {
 	for _, c := range []struct{ what, was, is string }{
 		{"QEMU", man.QEMU, now.QEMU}, {"machine", man.Machine, now.Machine}, {"kernel", man.Kernel, now.Kernel}, {"root image", man.Root, now.Root},
@@ -328,7 +330,7 @@ func (man *manifest) fits(now manifest) error {
 	return nil
 }
 
-// readManifest returns nil and no error if the guest is not hibernated.
+// readManifest returns the manifest in dir, or nil if the guest is not hibernated.
 func readManifest(dir string) (*manifest, error) {
 	b, err := os.ReadFile(filepath.Join(dir, manifestFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -344,7 +346,7 @@ func readManifest(dir string) (*manifest, error) {
 	return &m, nil
 }
 
-// restore restores a hibernated guest, still frozen.
+// restore starts a QEMU that restores a hibernated guest and leaves it frozen.
 func (w *Work) restore(ctx context.Context) (err error) {
 	if w.r.Missing() != nil {
 		return w.r.Missing()
@@ -372,7 +374,7 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return &instance.SnapshotError{Reason: "its state cannot be read: " + err.Error()}
 	}
 	defer state.Close()
-	if man.Full && w.rec.Template != "" { // from now on it has its own memory
+	if man.Full && w.rec.Template != "" { // once restored, it has its own memory
 		w.rec.Template = ""
 		if err := writeRecord(w.r.dir(w.id), w.rec); err != nil {
 			return err
@@ -384,11 +386,11 @@ func (w *Work) restore(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil { // the guest remains hibernated
+		if err != nil { // the guest is still hibernated
 			w.dropQEMU(ctx)
 		}
 	}()
-	if err := w.checkState(man); err != nil { // while QEMU starts
+	if err := w.checkState(man); err != nil { // runs while QEMU is starting
 		return err
 	}
 	if err := w.connect(ctx); err != nil {
@@ -421,12 +423,12 @@ func (w *Work) restore(ctx context.Context) (err error) {
 	return nil
 }
 
-// uncommit removes the manifest: the guest's memory is about to change, which
-// makes the saved state obsolete.
+// uncommit removes the manifest, because the guest's memory is about to change and
+// will no longer match the state.
 func (w *Work) uncommit() error {
 	w.endMu.Lock()
 	defer w.endMu.Unlock()
-	if w.isGone() { // supervise treated it as hibernated, so it still is
+	if w.isGone() { // supervise has found the guest hibernated, so the manifest must stay
 		return errors.New("QEMU has ended")
 	}
 	if err := errors.Join(os.Remove(w.path(manifestFile)), syncPath(w.r.dir(w.id))); err != nil {
@@ -436,9 +438,10 @@ func (w *Work) uncommit() error {
 	return nil
 }
 
-// refused returns why QEMU rejected a guest's state. If QEMU read it and
-// failed, it would fail again, so the guest must boot. If QEMU was killed, or
-// this machine was short of resources, the state is still good.
+// refused returns an error for a guest's state that QEMU did not accept. If QEMU
+// failed to read the state, it would fail again: the error is an
+// *instance.SnapshotError, and the guest must boot. If QEMU was killed, or this
+// machine was short of resources, the state is still good.
 func (w *Work) refused(ctx context.Context, err error) error {
 	err = w.endOf(ctx, err)
 	w.mu.Lock()
@@ -454,9 +457,9 @@ func (w *Work) refused(ctx context.Context, err error) error {
 	return err
 }
 
-// endOf adds to err the signal that ended the QEMU of a restore, if any.
+// endOf adds to err which signal ended the QEMU of a restore, if one did.
 func (w *Work) endOf(ctx context.Context, err error) error {
-	select { // QEMU exits when it fails
+	select { // QEMU exits after a failure
 	case <-w.gone:
 	case <-time.After(time.Second):
 	case <-ctx.Done():
@@ -474,8 +477,8 @@ func (w *Work) endOf(ctx context.Context, err error) error {
 	return fmt.Errorf("QEMU was killed by signal %d (%s)%s: %w", sig, sig, hint, err)
 }
 
-// shortage returns the resource QEMU was short of according to its error output,
-// or an empty string for any other error.
+// shortage returns the resource that QEMU lacked according to its output, or "" for
+// any other error.
 func shortage(said string) string {
 	said = strings.ToLower(said)
 	for _, e := range []syscall.Errno{syscall.ENOMEM, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN} {
@@ -489,7 +492,7 @@ func shortage(said string) string {
 	return ""
 }
 
-// checkFiles compares the files on disk with the manifest.
+// checkFiles returns an error if the files on disk differ from the manifest.
 func (w *Work) checkFiles(man *manifest) error {
 	if err := w.checkMemory(man); err != nil {
 		return err
@@ -497,8 +500,8 @@ func (w *Work) checkFiles(man *manifest) error {
 	return w.checkState(man)
 }
 
-// checkMemory checks the memory file. It must run before QEMU, which would
-// extend the file to the expected size.
+// checkMemory checks the memory file. It must run before QEMU, which would extend a
+// file that is too short.
 func (w *Work) checkMemory(man *manifest) error {
 	if man.Version != manifestVersion {
 		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved in format %d, this version reads %d", man.Version, manifestVersion)}
@@ -528,7 +531,7 @@ func (w *Work) checkState(man *manifest) error {
 	return nil
 }
 
-// kernelSum caches the digest of the kernel's file until the file is replaced.
+// kernelSum caches the digest of the kernel's file until that file is replaced.
 type kernelSum struct {
 	mu  sync.Mutex
 	st  os.FileInfo
@@ -567,8 +570,8 @@ func digest(path string) (string, int64, error) {
 	return hex.EncodeToString(h.Sum(nil)), n, nil
 }
 
-// appear renames a complete file or directory to its final name, so that a
-// partial one is never found there, even after a power failure.
+// appear renames a complete file or directory to its final name. It syncs first, so
+// that an incomplete one never has that name, even after a power failure.
 func appear(tmp, path string) error {
 	if err := syncPath(tmp); err != nil {
 		return err

@@ -171,7 +171,8 @@ func TestManySmallFiles(t *testing.T) {
 	}
 	root := t.TempDir()
 	errtest.None(t, os.WriteFile(filepath.Join(root, "large"), nil, 0o644))
-	if err := os.Truncate(filepath.Join(root, "large"), 260<<20); err != nil { // sparse; from 512 MiB on, mke2fs would expect even fewer files
+	// Sparse; from 512 MiB on, mke2fs would expect even fewer files.
+	if err := os.Truncate(filepath.Join(root, "large"), 260<<20); err != nil {
 		t.Fatal(err)
 	}
 	const links = 40_000

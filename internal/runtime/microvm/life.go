@@ -393,7 +393,8 @@ func (w *Work) powerOff() {
 	if w.rec.Layer { // flush pending writes first
 		limit = writeLimit
 	}
-	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil) // an error does not matter, because QEMU is ended in any case
+	// An error does not matter, because QEMU is ended in any case.
+	_ = w.call(w.ctx, time.Second, guest.Shutdown, guest.ShutdownCall{}, nil)
 	select {
 	case <-w.halted:
 	case <-w.gone:

@@ -35,7 +35,9 @@ func (w *Work) setClock(ctx context.Context) error {
 			break
 		}
 		var refused *guest.Error
-		if errors.As(err, &refused) || ctx.Err() != nil || !w.pause() { // otherwise the channel was cut, and the call is repeated when it is connected again
+		// If the channel was only cut, the call is repeated once it is connected
+		// again.
+		if errors.As(err, &refused) || ctx.Err() != nil || !w.pause() {
 			return fmt.Errorf("cannot set the guest's clock: %w", err)
 		}
 	}

@@ -292,7 +292,9 @@ func (w *Work) Freeze(ctx context.Context) (err error) {
 		}
 	}
 	if err != nil {
-		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit) // QEMU executes commands in order, so this undoes a stop that is still pending
+		// QEMU executes commands in order, so this undoes a stop that is still
+		// pending.
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), stillLimit)
 		defer cancel()
 		return errors.Join(err, m.do(back, "cont", nil, nil))
 	}
