@@ -34,26 +34,26 @@ const (
 	phaseFailed    = "failed"
 )
 
-// attempt is the action in progress. Only its own goroutine advances it, in
-// steps that run in the loop.
+// attempt is the action in progress. Only its own goroutine advances it, in steps
+// that run in the loop.
 type attempt struct {
 	out    *agentctl.Outcome
-	forced bool // a TTL or a completion: use does not cancel it
+	forced bool // a TTL or a completion, which use does not cancel
 	sent   bool // the call was sent and cannot be canceled
-	// cannotHibernate is set if the instance was not launched for hibernation,
-	// and is stopped instead. It changes only before the action is announced.
+	// cannotHibernate means that the instance was not launched for hibernation and is
+	// stopped instead. It is set only before the action is announced.
 	cannotHibernate bool
-	announced       string // the action in the state tags
+	announced       string // the action that the state tags announce
 	cancel          context.CancelFunc
 	span            trace.Span
 }
 
-// errCancelled ends an attempt that is no longer wanted.
+// errCancelled ends an attempt that is no longer wanted. why is the reason.
 type errCancelled struct{ why string }
 
 func (e errCancelled) Error() string { return e.why }
 
-// attempt begins an action. Its intent is durable before anything else happens.
+// attempt starts an action. Its intent is durable before anything else happens.
 func (a *Agent) attempt(ctx context.Context, action, reason string, inUse []string) {
 	now := a.now()
 	a.state.Generation++
@@ -64,7 +64,7 @@ func (a *Agent) attempt(ctx context.Context, action, reason string, inUse []stri
 		failures = a.failures
 		again := last.Phase == phaseFailed || last.Phase == phaseCancelled && now.Sub(*last.EndedAt) < hookHolds
 		if again && a.state.Prepared != nil && last.Hook != nil && last.Hook.Answer == "proceed" && a.machine.activity.Before(last.StartedAt) {
-			hook = last.Hook // once per stop: this is the same stop, tried again
+			hook = last.Hook // a retry of the same stop does not run the hook again
 			a.state.Prepared.Generation = out.Generation
 		}
 	}
@@ -93,9 +93,10 @@ func copyOf(o *agentctl.Outcome) *agentctl.Outcome {
 	return &c
 }
 
-// carryOut is the agent's fenced stop: the intent, also in the server's record
-// if there is one; the hook; the server again, because a hook may take long;
-// another reading of everything; the call; the observation of its effect.
+// carryOut performs the agent's stop in fenced steps: it records the intent, also
+// with the server if there is one; runs the hook; asks the server again, because a
+// hook may take long; reads every signal again; makes the call; and observes the
+// effect.
 func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
 	err := a.durable(ctx, func() error { return nil })
 	if err != nil {
@@ -118,7 +119,7 @@ func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
 	}
 	a.post(func() {
 		if at.out.EndedAt != nil {
-			return // concluded by a resume
+			return // concludeDown has ended it after a resume
 		}
 		if _, ok := errors.AsType[errCancelled](err); ok {
 			a.counters.Cancelled++
@@ -136,7 +137,8 @@ func (a *Agent) carryOut(ctx context.Context, at *attempt, hookRan bool) {
 	})
 }
 
-// unsay reverts the -ing tag of an action that did not happen.
+// unsay removes the announcement of an action that did not happen from the state
+// tags.
 func (a *Agent) unsay() {
 	if a.o.Cloud == nil {
 		return
@@ -148,12 +150,12 @@ func (a *Agent) unsay() {
 	a.tellTags(a.now())
 }
 
-// step moves at to a phase, in the loop.
+// step sets the phase of at, in the loop.
 func (a *Agent) step(ctx context.Context, at *attempt, phase string) error {
 	return a.ask(ctx, func() { at.out.Phase = phase })
 }
 
-// finish concludes the action in progress.
+// finish ends the action in progress with its final phase.
 func (a *Agent) finish(phase, detail string) {
 	now := a.now()
 	out := a.state.Last
@@ -183,28 +185,27 @@ func (a *Agent) retryAt() time.Time {
 	return last.EndedAt.Add(min(retryAfter<<min(max(a.failures-1, 0), 6), time.Hour))
 }
 
-// Exit codes of a pre-stop hook that hold the action. All others, including
-// failures, do not: the hook is asked to clean up, not for permission.
+// Exit codes with which a pre-stop hook holds the action. Any other code, even of a
+// failure, lets it proceed: the hook is there to clean up, not to give permission.
 const (
 	HookVeto  = 100 // refuse: wait for another idle timeout
 	HookDefer = 101 // ask again in ten minutes
 )
 
-// hookHolds is for how long a hook need not run again if its stop was canceled
-// for a reason other than use.
+// hookHolds is how long the hook's work stays valid after its stop was canceled for a
+// reason other than use. A retry within that time does not run the hook again.
 const hookHolds = 15 * time.Minute
 
-// vetoBound is the maximum total time for which hooks may hold one stop.
+// vetoBound is the maximum time for which hooks may hold one stop in total.
 const vetoBound = 4 * time.Hour
 
-// hookAllowed reports whether a hook's setting comes from a source that may set
-// hooks.
+// hookAllowed reports whether the source of a hook's setting may set hooks.
 func (a *Agent) hookAllowed(setting string) bool {
 	return a.config.hookWhere[setting] == sourceFile || a.config.local.AllowTagHooks
 }
 
-// runHook runs the pre-stop hook and obeys its answer. A TTL or a completion
-// runs it too, but ignores the answer.
+// runHook runs the pre-stop hook and obeys its answer. For a TTL or a completion the
+// hook runs too, but its answer is ignored.
 func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	var spec HookSpec
 	var c Config
@@ -220,8 +221,7 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	if err != nil || spec.Command == "" {
 		return err
 	}
-	// It is durable before the hook runs: even if this agent dies, post-cancel
-	// must run.
+	// Durable before the hook runs: even if this agent dies, post-cancel must run.
 	if err := a.durable(ctx, func() error {
 		a.busy[jobPreStop] = true
 		a.state.Prepared = &prepared{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, At: a.now()}
@@ -233,8 +233,8 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	result := a.o.Hooks.Run(ctx, spec)
 	result.Command = tags.Program(result.Command)
 	var answer error
-	// Needed even if the stop was canceled in the meantime: post-cancel waits
-	// for it.
+	// The result must be recorded even if the stop has been canceled, because
+	// post-cancel waits for it.
 	err = a.ask(context.WithoutCancel(ctx), func() {
 		delete(a.busy, jobPreStop)
 		a.soon(a.now())
@@ -245,8 +245,8 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	if err = errors.Join(err, answer); err != nil {
 		return err
 	}
-	// The hook's own work must not look like use: the samples start again, and
-	// a complete interval is read without it.
+	// The hook's own work must not count as use. So the samples start again, and the
+	// readings cover a complete interval without the hook.
 	if err := a.ask(ctx, func() { at.out.Phase = phaseSettling; a.o.Cheap.Reset(); a.machine.restarts = true }); err != nil {
 		return err
 	}
@@ -259,8 +259,8 @@ func (a *Agent) runHook(ctx context.Context, at *attempt) error {
 	return a.look1(ctx)
 }
 
-// answerOf converts the hook's exit code into permission, or into an
-// errCancelled with the veto recorded.
+// answerOf returns nil if the hook's exit code permits the action. Otherwise it
+// records the veto and returns an errCancelled.
 func (a *Agent) answerOf(at *attempt, h *agentctl.Hook, c Config) error {
 	h.Answer = "proceed"
 	var wait time.Duration
@@ -291,7 +291,7 @@ func (a *Agent) answerOf(at *attempt, h *agentctl.Hook, c Config) error {
 	return errCancelled{fmt.Sprintf("the pre-stop hook answered %s, until %s", h.Answer, v.Until.Format(time.RFC3339))}
 }
 
-// look1 reads one complete round, including the slow signals.
+// look1 makes one complete round of readings, including the slow signals.
 func (a *Agent) look1(ctx context.Context) error {
 	done := make(chan struct{})
 	if err := a.ask(ctx, func() { a.startRound(ctx, false, func() { close(done) }) }); err != nil {
@@ -307,11 +307,10 @@ func (a *Agent) look1(ctx context.Context) error {
 	}
 }
 
-// fence reads the tags and every signal again and checks whether the action is
-// still right. Everything that can take time comes before the last reading: the
-// tags, the state tags, the disk and the server's permission. When fence
-// returns, the readings are at most freshLimit old, and nothing remains before
-// the call.
+// fence reads the tags and every signal again, and returns an error if the action is
+// no longer right. Everything that can take time comes before the last reading: the
+// tags, the state tags, the disk and the server's permission. When fence returns nil,
+// the readings are at most freshLimit old and the call comes next.
 func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	if err := a.step(ctx, at, phaseFence); err != nil {
 		return err
@@ -325,8 +324,8 @@ func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	}
 	a.preflight(ctx, at)
 	a.announce(ctx, at)
-	// Phase calling is durable before the call: the next start must know that
-	// this call may have stopped the machine.
+	// Phase calling is durable before the call, so that the next agent knows that the
+	// call may have stopped the machine.
 	if err := a.durable(ctx, func() error { at.out.Phase = phaseCalling; return nil }); err != nil {
 		return fmt.Errorf("cannot record the call: %w", err)
 	}
@@ -336,8 +335,8 @@ func (a *Agent) fence(ctx context.Context, at *attempt) error {
 	return a.within(ctx, "last_look", func(ctx context.Context) error { return a.finalCheck(ctx, at) })
 }
 
-// reread reads the configuration in a new reading. One in progress may have
-// missed the latest change.
+// reread reads the configuration anew. It does not join a reading in progress, which
+// may have missed the last change.
 func (a *Agent) reread(ctx context.Context) error {
 	for joined := true; joined; {
 		read := make(chan struct{})
@@ -356,8 +355,8 @@ func (a *Agent) reread(ctx context.Context) error {
 	return nil
 }
 
-// preflight checks whether the instance can hibernate, if that is wanted. If it
-// cannot be read, EC2's own answer decides.
+// preflight checks whether the instance can hibernate, if the action is to hibernate.
+// If that is unknown, EC2's answer to the call decides.
 func (a *Agent) preflight(ctx context.Context, at *attempt) {
 	hibernates := false
 	if a.ask(ctx, func() { hibernates = at.out.Action == actionHibernate }) != nil || !hibernates || a.o.Cloud == nil {
@@ -369,14 +368,14 @@ func (a *Agent) preflight(ctx context.Context, at *attempt) {
 	if err != nil || i.HibernationConfigured {
 		return
 	}
-	_ = a.ask(ctx, func() { // if the agent ends, the action ends too
+	_ = a.ask(ctx, func() { // if the agent ends, so does the action
 		at.cannotHibernate = true
 		at.become(actionHibernate)
 	})
 }
 
-// finalCheck reads every signal, decides again, and in the same turn of the
-// loop makes the call irrevocable.
+// finalCheck reads every signal and decides again. In the same turn of the loop it
+// marks the call as sent, after which nothing cancels it.
 func (a *Agent) finalCheck(ctx context.Context, at *attempt) error {
 	for range 3 {
 		if err := a.look1(ctx); err != nil {
@@ -409,9 +408,10 @@ func (a *Agent) readAt() time.Time {
 	return t
 }
 
-// stillRight decides about the action again, on current data.
+// stillRight decides about the action again, on current data. It returns nil if the
+// action is still right.
 func (a *Agent) stillRight(at *attempt) error {
-	a.watchClocks() // a machine that has just woken up is in use
+	a.watchClocks() // a machine that has just woken up counts as in use
 	now := a.now()
 	if a.halted() {
 		return errCancelled{"it was halted"}
@@ -450,8 +450,8 @@ func (a *Agent) stillRight(at *attempt) error {
 	return nil
 }
 
-// become changes the action to the wanted one, or to a stop if that is a
-// hibernation and the instance cannot hibernate.
+// become changes the action of at to wanted; if wanted is a hibernation and the
+// instance cannot hibernate, to a stop.
 func (at *attempt) become(wanted string) {
 	if wanted == actionHibernate && at.cannotHibernate {
 		wanted, at.out.Detail = actionStop, "The instance was not launched for hibernation and is stopped instead."
@@ -459,8 +459,9 @@ func (at *attempt) become(wanted string) {
 	at.out.Action = wanted
 }
 
-// change lets a changed policy win, unless users were warned of a stop and the
-// policy now terminates: they are warned of that first.
+// change applies a change of policy to the action. If users were warned of a stop and
+// the policy now terminates, it returns an error, because users must be warned of
+// that first.
 func (at *attempt) change(action string, inUse []string) error {
 	if action == actionTerminate && at.out.Action != actionTerminate {
 		return errCancelled{"it is due for termination, but users were warned of a " + at.out.Action}
@@ -470,8 +471,8 @@ func (at *attempt) change(action string, inUse []string) error {
 	return nil
 }
 
-// announce writes the -ing tag before the call: there may be no time
-// afterwards.
+// announce writes the tag that announces the action. It comes before the call,
+// because there may be no time afterwards.
 func (a *Agent) announce(ctx context.Context, at *attempt) {
 	var want tags.State
 	var form string
@@ -496,7 +497,7 @@ func (a *Agent) announce(ctx context.Context, at *attempt) {
 			a.merged(want)
 		}
 		if at.out.EndedAt != nil {
-			a.unsay() // it was canceled in the meantime
+			a.unsay() // canceled meanwhile
 		}
 	})
 }

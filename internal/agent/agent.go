@@ -1,21 +1,20 @@
-// Package agent decides, on a machine itself, whether the machine is idle, and
-// stops, hibernates or ends it.
+// Package agent decides, on a machine itself, whether the machine is idle, and stops,
+// hibernates or terminates it.
 //
-// One goroutine, the loop, owns all state. It reads the cheap signals, asks the
-// slow ones only if the cheap ones are quiet, lets internal/core/idle judge, and
-// answers the control socket. Everything that can take time (tags, hooks,
-// warnings, the cloud, the disk) runs outside the loop with a deadline and
-// returns its result to it, so that nothing blocks the loop for longer than a
-// tick.
+// One goroutine, the loop, owns all state. It reads the cheap signals, reads the slow
+// ones only if the cheap ones are quiet, lets internal/core/idle judge, and answers
+// the control socket. Everything that can take time (tags, hooks, warnings, the
+// cloud, the disk) runs outside the loop with a deadline and returns its result to
+// the loop, so that nothing blocks the loop for longer than a tick.
 //
-// Guarantees: an unknown signal, an unreadable configuration and a halt never
-// lead to an idle action. An intent is durable before it is acted on. After the
-// hook everything is read again, including the tags, and the last readings are
-// at most 5 s old when the call is sent. Only a TTL or a completion terminates.
-// The agent's own terminal writes and network traffic do not count as use.
+// Guarantees: An unknown signal, an unreadable configuration and a halt never lead to
+// an idle action. An intent is durable before it is acted on. After the hook
+// everything is read again, including the tags, and the last readings are at most 5 s
+// old when the call is sent. Only a TTL or a completion terminates. The agent's own
+// terminal writes and network traffic do not count as use.
 //
-// The agent's parts (files, clocks, metadata and the cloud) are passed in
-// through Options.
+// The agent's parts (files, clocks, metadata and the cloud) are passed in through
+// Options.
 package agent
 
 import (
@@ -61,8 +60,8 @@ type Instance struct {
 	HibernationConfigured bool
 }
 
-// Cloud acts on the machine that the agent runs on. Stop hibernates if
-// requested. If that is not possible it stops, and returns why.
+// Cloud acts on the machine that the agent runs on. If Stop cannot hibernate as
+// requested, it stops the machine and returns why.
 type Cloud interface {
 	Describe(ctx context.Context) (Instance, error)
 	WriteTags(ctx context.Context, t map[string]string) error
@@ -76,9 +75,8 @@ type Power interface {
 	Hibernate(ctx context.Context) error
 }
 
-// Warner warns the users of the machine, and withdraws warnings that no longer
-// apply. Both methods return what could not be delivered; that never delays an
-// action.
+// Warner warns the users of the machine, and withdraws warnings that no longer apply.
+// The error says what could not be delivered; it never delays an action.
 type Warner interface {
 	Warn(ctx context.Context, w Warning) error
 	Withdraw(ctx context.Context, w Withdrawal) error
@@ -89,8 +87,8 @@ type HookRunner interface {
 	Run(ctx context.Context, h HookSpec) agentctl.Hook
 }
 
-// UserChecker is a HookRunner that knows which users exist. CheckUser returns
-// an error if the user does not.
+// UserChecker is a HookRunner that knows which users exist. CheckUser returns an
+// error if there is no such user.
 type UserChecker interface {
 	CheckUser(name string) error
 }
@@ -120,8 +118,8 @@ type Evidence interface {
 type Options struct {
 	Version, BuildDate string
 	InstanceID, Region string
-	// Identify returns the instance's ID and region. If InstanceID is empty it
-	// is called until it succeeds. Nil means that there is no cloud.
+	// Identify returns the instance's ID and region. It is called until it succeeds,
+	// unless InstanceID is set. Nil means that there is no cloud.
 	Identify func(ctx context.Context) (instanceID, region string, err error)
 	BootID   string
 	Prefix   string // of tags; empty means lull:
@@ -141,7 +139,7 @@ type Options struct {
 	Journal  Journal
 	Evidence Evidence
 	Reporter Reporter
-	Clocks   func() wall.Reading // of one boot; see wall.Read
+	Clocks   func() wall.Reading // clocks of the current boot; see wall.Read
 	Own      *proc.OwnWrites
 	Log      *slog.Logger
 	Tracer   trace.Tracer // gets spans of checks, warnings and actions; nil disables tracing
@@ -154,13 +152,13 @@ const (
 	probeLimit   = 10 * time.Second // one slow signal
 	warnLimit    = 10 * time.Second
 	tagLimit     = 10 * time.Second
-	diskLimit    = 30 * time.Second // a write to disk that is reported as hanging
+	diskLimit    = 30 * time.Second // a longer write to disk is reported as hanging
 	callLimit    = 60 * time.Second // one call that stops the machine
-	freshLimit   = 5 * time.Second  // maximum age of the readings when it is sent
-	acceptedWait = 10 * time.Minute // until an accepted stop must have happened
-	retryAfter   = 5 * time.Minute  // after a failed action; doubles up to an hour
-	stepLimit    = 60 * time.Second // a jump of the clock that is reported
-	alarmAfter   = 15 * time.Minute // of an unknown signal
+	freshLimit   = 5 * time.Second  // maximum age of the readings when the call is sent
+	acceptedWait = 10 * time.Minute // an accepted stop must happen within this time
+	retryAfter   = 5 * time.Minute  // delay after a failed action; doubles up to an hour
+	stepLimit    = 60 * time.Second // a larger jump of the clock is reported
+	alarmAfter   = 15 * time.Minute // a signal that is unknown for longer raises an alarm
 )
 
 // Agent is one machine's agent. Its agentctl.Agent methods are safe for
@@ -171,9 +169,9 @@ type Agent struct {
 	calls chan func()
 	ended chan struct{}
 	tasks sync.WaitGroup
-	ctx   context.Context // of Run
+	ctx   context.Context // the context of Run
 	saver *saver
-	lines chan agentctl.Entry // history entries on their way to the journal
+	lines chan agentctl.Entry // history entries to be written to the journal
 
 	// The fields below are owned by the loop.
 	clock    steady
@@ -184,15 +182,15 @@ type Agent struct {
 	machine  machineView
 	acting   *attempt
 	round    *round
-	busy     map[string]bool // slow signals with an unanswered probe
+	busy     map[string]bool // slow signals whose last probe has not ended
 	nextAt   time.Time
 	tagged   tagWriter
 	server   reporting
 	alarms   map[string]agentctl.Alarm
 	counters agentctl.Counters
 	unknown  map[string]time.Time // since when, by signal
-	failures int                  // consecutive failures of the action
-	warning  trace.SpanContext    // span of the newest warning, which an action links to
+	failures int                  // consecutive failures of the same action
+	warning  trace.SpanContext    // span of the last warning, to which the action's span links
 
 	delivered chan struct{} // closed when the last delivery of the Warner has ended; nil before the first
 	ready     chan struct{}
@@ -206,7 +204,7 @@ type identity struct {
 	err                error // why it is unknown
 }
 
-// machineView is the result of the last finished round.
+// machineView is what the last finished round showed.
 type machineView struct {
 	readings []idle.Reading
 	notAsked []string
@@ -217,19 +215,19 @@ type machineView struct {
 	memory   *agentctl.Memory
 	timers   []agentctl.Timer
 	activity time.Time // newest use of any kind
-	// activityBy is the signal that showed it; empty if it is only when the idle
-	// clock began.
+	// activityBy is the signal that showed the activity; empty if activity is only
+	// the time at which idle time began.
 	activityBy string
-	// sampled has, for each rate, the end of its last window, and unseen the end
-	// of the last stretch that is in no window.
+	// sampled is the end of each rate's last window. unseen is the end of the last
+	// time that no window of that rate covers.
 	sampled  map[string]time.Time
 	unseen   map[string]time.Time
-	restarts bool          // the next round begins new samples on purpose
-	line     evidence.Line // of the decisions in the log
-	recorded string        // of the verdict last written to the journal
+	restarts bool          // the next round restarts the samples on purpose
+	line     evidence.Line // the last log line about decisions
+	recorded string        // the verdict last written to the journal
 }
 
-// New returns an agent. It reads nothing yet.
+// New returns an agent. It does no I/O.
 func New(o Options) (*Agent, error) {
 	var errs []error
 	if o.Cheap == nil || o.Clocks == nil || o.Disk == nil || o.Journal == nil {
@@ -259,7 +257,7 @@ func New(o Options) (*Agent, error) {
 // successful or not, and the control methods answer.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }
 
-// String names the agent as a task.
+// String returns the agent's name as a task.
 func (a *Agent) String() string { return "agent" }
 
 // Run watches the machine until ctx ends. Then it returns nil. It returns an
@@ -269,8 +267,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.ctx = ctx
 	a.saver = newSaver(a.o.Disk)
 	a.tasks.Go(func() { a.saver.run(ctx) })
-	// The journal is written until its last line, which says that the agent
-	// ends.
+	// The journal is written until its last entry, the end of the agent, has been
+	// written.
 	keeping, kept := context.WithCancel(context.WithoutCancel(ctx))
 	a.tasks.Go(func() { a.keep(keeping) })
 	defer func() {
@@ -301,10 +299,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// now is the time used throughout the agent: the wall clock, without its jumps.
+// now returns the time used throughout the agent: it follows the wall clock without
+// its jumps.
 func (a *Agent) now() time.Time { return a.clock.at(a.o.Clocks()) }
 
-// post runs f in the loop. It drops f if the loop has ended.
+// post runs f in the loop. If the loop has ended, f is dropped.
 func (a *Agent) post(f func()) {
 	select {
 	case a.calls <- f:
@@ -344,7 +343,7 @@ func (a *Agent) begin() error {
 	a.clock.start(c)
 	now := a.now()
 	a.started, a.booted = now, now.Add(-c.Boot)
-	a.machine.activity = now // the idle clock restarts with the agent
+	a.machine.activity = now // idle time restarts with the agent
 	a.nextAt = now
 	if err := a.load(); err != nil {
 		return err

@@ -10,10 +10,10 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// call sends the action. If EC2 cannot hibernate the instance, it is stopped
-// instead, and the outcome says so.
+// call sends the action. If EC2 cannot hibernate the instance, the instance is
+// stopped instead, and the outcome says so.
 func (a *Agent) call(ctx context.Context, at *attempt) error {
-	action := at.out.Action // everything that can change it has ended
+	action := at.out.Action // nothing can change the action anymore
 	cctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	fallback, err := a.send(cctx, action)
@@ -22,13 +22,13 @@ func (a *Agent) call(ctx context.Context, at *attempt) error {
 	}
 	return a.durable(ctx, func() error {
 		if at.out.EndedAt != nil {
-			return nil // the machine slept and woke before the answer came
+			return nil // the machine went down and was resumed before the answer arrived
 		}
 		at.out.Phase = phaseAccepted
 		if fallback != "" {
 			action = actionStop
 			at.out.Action, at.out.Detail = actionStop, fallback
-			a.tagged.ended = tags.ActionStopping // the tag said that it hibernates
+			a.tagged.ended = tags.ActionStopping // the tag had announced a hibernation
 			a.tellTags(a.now())
 		}
 		a.record(agentctl.Entry{Kind: "action", Sentence: action + " was accepted. " + at.out.Detail, Outcome: copyOf(at.out)})
@@ -36,8 +36,9 @@ func (a *Agent) call(ctx context.Context, at *attempt) error {
 	})
 }
 
-// send asks the cloud, or the machine itself if there is none. fallback is why
-// it is stopped instead of hibernated, if it is.
+// send performs the action by the cloud, or on the machine itself if there is no
+// cloud. fallback is why the machine is stopped instead of hibernated; otherwise
+// empty.
 func (a *Agent) send(ctx context.Context, action string) (fallback string, err error) {
 	cloud, power := a.o.Cloud, a.o.Power
 	switch {
@@ -61,8 +62,8 @@ func (a *Agent) send(ctx context.Context, action string) (fallback string, err e
 	return "", err
 }
 
-// hibernate requests a hibernation, and returns why EC2 stops the instance
-// instead, if it does.
+// hibernate requests a hibernation. If EC2 stops the instance instead, it returns
+// why.
 func hibernate(ctx context.Context, cloud Cloud) (string, error) {
 	fallback, err := cloud.Stop(ctx, true)
 	if fallback != "" {
@@ -71,8 +72,8 @@ func hibernate(ctx context.Context, cloud Cloud) (string, error) {
 	return fallback, err
 }
 
-// observe waits for an accepted action to happen. Accepted is not done: a
-// machine that still runs after acceptedWait was not stopped.
+// observe waits until the accepted action has happened. It returns an error if the
+// machine still runs after acceptedWait.
 func (a *Agent) observe(ctx context.Context, at *attempt) error {
 	if err := delay.For(ctx, acceptedWait); err != nil {
 		return err

@@ -6,8 +6,8 @@ import (
 	"lull/internal/lib/wall"
 )
 
-// steady converts clock readings into a time that follows the wall clock
-// without its jumps and continues during a suspend.
+// steady turns clock readings into a time that follows the wall clock without its
+// jumps and continues during a suspend.
 type steady struct {
 	at0    wall.Reading
 	events wall.Detector
@@ -24,9 +24,9 @@ func (s *steady) start(r wall.Reading) {
 
 func (s *steady) at(r wall.Reading) time.Time { return s.at0.Wall.Add(r.Since(s.at0)).Round(0) }
 
-// read returns what happened since the previous reading: how long the machine
-// was suspended, and by how much its wall clock was set. Afterwards times are
-// in the new wall clock, so the caller must shift its stored times by jump.
+// read returns what happened since the previous reading: for how long the machine was
+// suspended, and by how much its wall clock was set. From then on, times are in the
+// new wall clock, so the caller must shift its stored times by jump.
 func (s *steady) read(r wall.Reading) (slept, jump time.Duration) {
 	for _, e := range s.events.Observe(r) {
 		if e.Kind == wall.Suspended {

@@ -7,8 +7,8 @@ import (
 	"lull/internal/platform/ec2"
 )
 
-// EC2 is the Cloud of an instance, and the source of its tags that needs
-// permission to describe them.
+// EC2 is the Cloud of an EC2 instance. It is also a TagSource, which needs permission
+// for DescribeTags.
 type EC2 struct {
 	Client *ec2.Client
 	ID     string

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// collect reads, outside the loop, what is not a signal: the completion file,
-// the pending timers, and the Reporter's link to the server. At most one read
+// collect reads, outside the loop, everything that is not a signal: the completion
+// file, the pending timers, and the state of the server connection. At most one read
 // of each is in progress.
 func (a *Agent) collect(time.Time) {
 	path := a.config.CompletionFile
@@ -23,7 +23,7 @@ func (a *Agent) collect(time.Time) {
 				a.save(nil)
 			}
 			if c := a.state.Completed; c != nil && c.FileAt.IsZero() {
-				c.FileAt = written // of the same completion, reported twice
+				c.FileAt = written // the same completion was also signaled by the file
 			}
 		}
 	})
@@ -40,7 +40,8 @@ func (a *Agent) collect(time.Time) {
 	a.report()
 }
 
-// once runs work outside the loop unless its previous run has not ended.
+// once runs work outside the loop, unless an earlier run under that name has not
+// ended.
 func (a *Agent) once(name string, work func(ctx context.Context) func()) {
 	key := "job " + name
 	if a.busy[key] {

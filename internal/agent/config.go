@@ -27,7 +27,7 @@ const (
 	sourceCache   = "cache"
 	sourceFile    = "file"
 
-	sourceExtended = "extended" // by a user, starting from another source's value
+	sourceExtended = "extended" // set by a user's extension of another source's value
 )
 
 // Local is the content of the local file: settings, and options that only this
@@ -38,14 +38,14 @@ type Local struct {
 	ReplaceTags   bool // ignore tags
 }
 
-// maxConfig bounds the size of the local file.
+// maxConfig is the maximum size of the local file.
 const maxConfig = 64 << 10
 
-// ParseLocal parses the content of the local file at path: one setting per line
-// under the tags' names, lists as YAML lists or comma-separated, and
-// allow-tag-hooks and replace-tags. A file that is not one YAML document is an
-// error. A setting that is unusable or duplicated is a fault, and only that
-// setting is ignored.
+// ParseLocal parses the local file that was read from path. It has one setting per
+// line, named like its tag, and the options allow-tag-hooks and replace-tags. Lists
+// are YAML lists or comma-separated. A file that is not one YAML document is an
+// error. An unusable or duplicate setting is a fault, and only that setting is
+// ignored.
 func ParseLocal(path string, b []byte) (Local, []tags.Fault, error) {
 	var l Local
 	if len(b) > maxConfig {
@@ -77,7 +77,7 @@ func ParseLocal(path string, b []byte) (Local, []tags.Fault, error) {
 		key, node := root.Content[i], root.Content[i+1]
 		value, err := scalar(node)
 		switch first, twice := lines[key.Value]; {
-		case twice: // ambiguous, so neither counts
+		case twice: // ambiguous, so no value counts
 			l.clear(key.Value)
 			err = fmt.Errorf("already set in line %d", first)
 		case err == nil:
@@ -112,7 +112,7 @@ func (l *Local) set(name, value string) error {
 	return l.Settings.Set(name, value)
 }
 
-// show returns what may be shown of an unusable value.
+// show returns the part of an unusable value that may be shown.
 func (l *Local) show(name, value string) string {
 	if name == "allow-tag-hooks" || name == "replace-tags" {
 		return value
@@ -120,8 +120,8 @@ func (l *Local) show(name, value string) string {
 	return tags.Show(name, value)
 }
 
-// withoutText removes what a YAML error quotes from the file: a password that
-// begins with an asterisk is read as an alias.
+// withoutText removes text of the file from a YAML error. Such text may be a secret:
+// a password that begins with an asterisk is read as an alias.
 func withoutText(err error) error {
 	if strings.Contains(err.Error(), "anchor") {
 		return errors.New("yaml: a value begins with * and is no alias; put it in quotes")
@@ -158,8 +158,8 @@ func scalar(n *yaml.Node) (string, error) {
 	return "", errors.New("want a plain value or a list")
 }
 
-// fetched is one reading of every source. A nil error with nil content means
-// that the source is empty.
+// fetched is the result of reading every source once. If content and error of a
+// source are nil, the source is empty.
 type fetched struct {
 	at       time.Time
 	tags     map[string]string
@@ -172,7 +172,7 @@ type fetched struct {
 	faults   []tags.Fault
 }
 
-// fetch reads every source. It runs outside the loop.
+// fetch reads every source. It must run outside the loop.
 func (a *Agent) fetch(ctx context.Context) fetched {
 	f := fetched{at: a.o.Clocks().Wall, path: cmp.Or(a.o.ConfigPath, "the local file")}
 	b, err := a.o.Disk.Config()
@@ -202,7 +202,7 @@ func (a *Agent) fetch(ctx context.Context) fetched {
 	return f
 }
 
-// remembered is the last good configuration on disk.
+// remembered is the last good configuration, as stored on disk.
 type remembered struct {
 	Tags    map[string]string `json:"tags"` // settings by name, without a prefix
 	TagsAt  time.Time         `json:"tags_at"`
@@ -212,27 +212,27 @@ type remembered struct {
 	LocalAt time.Time         `json:"local_at"`
 }
 
-// configured is the effective configuration and its origin. It is owned by the
-// loop.
+// configured is the effective configuration and where each value comes from. It is
+// owned by the loop.
 type configured struct {
 	Config
-	loaded    bool // a first reading has completed
+	loaded    bool // the first reading has ended
 	last      remembered
 	tags      tags.Settings // the effective ones
 	local     Local
 	report    []agentctl.Config
 	faults    []tags.Fault
 	settings  []agentctl.Setting
-	unread    string            // why a source has never been read; empty if all have been
-	silent    bool              // every source was read, and none sets anything
+	unread    string            // why a source has never been read; empty once each has been
+	silent    bool              // every source was read, and none has a setting
 	hookWhere map[string]string // the source of each hook's setting
 	readAt    time.Time
-	reading   []func(agentctl.Reload) // callbacks that wait for the reading in progress
+	reading   []func(agentctl.Reload) // callbacks to call when the reading in progress ends
 }
 
 const cacheFile = "config.json"
 
-// loadCache loads the last good configuration of an earlier agent.
+// loadCache loads the last good configuration that an earlier agent stored.
 func (a *Agent) loadCache() {
 	b, err := a.o.Disk.Load(cacheFile)
 	if err == nil {
@@ -245,8 +245,8 @@ func (a *Agent) loadCache() {
 	a.config.Config = Resolve(tags.Settings{})
 }
 
-// refresh reads the sources outside the loop, applies them in the loop and then
-// calls done in the loop. It joins a reading in progress.
+// refresh reads the sources outside the loop, applies them in the loop and then calls
+// done there. If a reading is in progress, it waits for that one instead.
 func (a *Agent) refresh(done func(agentctl.Reload)) {
 	a.config.reading = append(a.config.reading, done)
 	if len(a.config.reading) > 1 {
@@ -265,15 +265,15 @@ func (a *Agent) refresh(done func(agentctl.Reload)) {
 	})
 }
 
-// apply merges a reading of the sources into the configuration and returns the
-// difference. What could not be read keeps its last good value.
+// apply makes a reading of the sources the configuration, and returns what changed. A
+// source that could not be read keeps its last good values.
 func (a *Agent) apply(f fetched) agentctl.Reload {
 	c := &a.config
 	before := c.effective()
 	c.report, c.faults, c.unread = nil, nil, ""
 	replace := a.applyLocal(f)
 	a.applyTags(f, replace)
-	for i, s := range []*tags.Settings{&c.local.Settings, &c.tags} { // in the order in which they are reported
+	for i, s := range []*tags.Settings{&c.local.Settings, &c.tags} { // the order in which faults are reported
 		where := ""
 		if i == 0 {
 			where = f.path
@@ -376,23 +376,22 @@ func (a *Agent) applyTags(f fetched, replace bool) {
 	c.report = append(c.report, rep)
 }
 
-// keepFaulty gives an invalid setting its last good value, so that a typing
+// keepFaulty replaces an invalid setting by its last good value, so that a typing
 // error does not lift a limit.
 func keepFaulty(s *tags.Settings, faults []tags.Fault, prefix string, last map[string]string) {
 	for _, f := range faults {
 		name := strings.TrimPrefix(f.Tag, prefix)
 		if v, ok := last[name]; ok {
-			// A value that was valid when cached is valid now, or is left out.
+			// if the cached value is no longer valid, the setting is left out
 			_ = s.Set(name, v)
 		}
 	}
 }
 
-// unfit returns the settings in s that are readable but cannot work, on this
-// machine or in combination with the rest of s and the other source. path is
-// the file of s; empty means tags. A warning longer than the timeout is removed
-// from s. A user that does not exist stays, so that no hook runs as another
-// user.
+// unfit returns the settings in s that can be parsed but cannot work: on this
+// machine, or together with the rest of s and the other source. path is the file that
+// s is from; empty means tags. A warning time longer than the timeout is removed from
+// s. A user that does not exist is kept, so that no hook runs as another user.
 func (a *Agent) unfit(s *tags.Settings, path string) (out []tags.Fault) {
 	fault := func(name, problem string) {
 		f := tags.Fault{Tag: a.o.Prefix + name, Problem: problem}
@@ -423,7 +422,7 @@ func parseAll(values map[string]string) tags.Settings {
 	return s
 }
 
-// source is a layer of the configuration.
+// source is one layer of the configuration.
 type source struct {
 	name string
 	tags.Settings

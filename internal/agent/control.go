@@ -34,7 +34,7 @@ func (a *Agent) Status(ctx context.Context) (s agentctl.Status, err error) {
 	return s, err
 }
 
-// status returns a copy of everything, for other goroutines.
+// status returns a status that shares nothing with the loop.
 func (a *Agent) status() agentctl.Status {
 	now := a.now()
 	m := &a.machine
@@ -104,8 +104,8 @@ func (a *Agent) Why(ctx context.Context, at time.Time) (w agentctl.Why, err erro
 	return w, nil
 }
 
-// expiryOf returns the first TTL among the upcoming actions; nil if there is
-// none.
+// expiryOf returns the first TTL among the announced actions as an expiry; nil if
+// there is none.
 func expiryOf(s agentctl.Status) *why.Expiry {
 	for _, u := range s.Upcoming {
 		if u.Reason == reasonTTL && s.TTL != nil {
@@ -127,11 +127,12 @@ func turnOf(t *time.Time) *evidence.Turn {
 	return &evidence.Turn{At: *t, By: "the machine"}
 }
 
-// skew is how far a caller's clock may be ahead of ours. A time within it
-// counts as now.
+// skew is how far a caller's clock may be ahead. A time at most that far in the
+// future counts as now.
 const skew = 5 * time.Second
 
-// whyThen answers from the evidence, and the last action from the history.
+// whyThen explains the state at a past time from the evidence, and adds the last
+// action from the history.
 func (a *Agent) whyThen(ctx context.Context, at time.Time) (w agentctl.Why, err error) {
 	switch {
 	case a.o.Evidence == nil:
@@ -148,7 +149,7 @@ func (a *Agent) whyThen(ctx context.Context, at time.Time) (w agentctl.Why, err 
 	about.At = at
 	w.Account = why.Past(about, c)
 	if c.Before == nil || !c.Held(at) {
-		w.State = "" // it may have been down
+		w.State = "" // the machine may have been down
 	}
 	if c.Before != nil {
 		w.Readings = c.Before.Evidence.Readings
@@ -186,7 +187,7 @@ func (a *Agent) Reload(ctx context.Context) (r agentctl.Reload, err error) {
 }
 
 // Snooze implements agentctl.Agent. It is refused once the call that stops the
-// machine was sent.
+// machine has been sent.
 func (a *Agent) Snooze(ctx context.Context, r agentctl.SnoozeRequest) (agentctl.Status, error) {
 	by := agentctl.Caller(ctx)
 	err := a.durable(ctx, func() error {
@@ -242,7 +243,7 @@ func (a *Agent) Complete(ctx context.Context, r agentctl.CompleteRequest) (agent
 	return a.Status(ctx)
 }
 
-// completed records a completion signal. The first one of a boot counts.
+// completed records a completion. Only the first one of a boot counts.
 func (a *Agent) completed(c completion) {
 	if a.state.Completed != nil {
 		return
@@ -289,7 +290,7 @@ func (a *Agent) HoldLease(ctx context.Context, r agentctl.LeaseRequest) (l idle.
 	return l, err
 }
 
-// ReleaseLease implements agentctl.Agent. It drops only the holder's own lease.
+// ReleaseLease implements agentctl.Agent. Only the holder's own lease is released.
 func (a *Agent) ReleaseLease(ctx context.Context, holder string) error {
 	return a.durable(ctx, func() error {
 		i := slices.IndexFunc(a.state.Leases, func(l idle.Lease) bool { return l.Holder == holder })
@@ -356,8 +357,8 @@ func (a *Agent) record(e agentctl.Entry) {
 	}
 }
 
-// keep writes the history outside the loop, so that a hanging disk blocks
-// nothing. Entries queued when ctx ends are still written.
+// keep writes queued entries to the journal, outside the loop, so that a hanging disk
+// blocks nothing. Entries that are queued when ctx ends are still written.
 func (a *Agent) keep(ctx context.Context) {
 	write := func(e agentctl.Entry) {
 		err := a.o.Journal.Append(e)
@@ -384,7 +385,7 @@ func (a *Agent) keep(ctx context.Context) {
 	}
 }
 
-// alarm raises an alarm, once.
+// alarm raises an alarm unless it is raised already.
 func (a *Agent) alarm(code, sentence string) {
 	if old, ok := a.alarms[code]; ok {
 		old.Sentence = sentence
@@ -398,7 +399,7 @@ func (a *Agent) alarm(code, sentence string) {
 	}
 }
 
-// alarmIf raises or clears an alarm.
+// alarmIf raises an alarm if on is set, and clears it otherwise.
 func (a *Agent) alarmIf(on bool, code, sentence string) {
 	if on {
 		a.alarm(code, sentence)

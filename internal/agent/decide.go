@@ -30,9 +30,9 @@ const (
 	reasonComplete           = "completion"
 )
 
-// judge lets internal/core/idle decide on the last round. fence is set for the final
-// check before an action: the warning has been out then, and the action itself
-// is no obstacle.
+// judge lets internal/core/idle judge the last round. fence is set for the final
+// check before an action: it ignores that a warning is pending and that the action is
+// in progress.
 func (a *Agent) judge(now time.Time, fence bool) evidence.Decision {
 	p := a.config.policy()
 	e := idle.Evidence{
@@ -47,15 +47,15 @@ func (a *Agent) judge(now time.Time, fence bool) evidence.Decision {
 	return evidence.Decide(now, p, e)
 }
 
-// keepEvidence records a check and its verdict. next is when the machine is
-// checked again.
+// keepEvidence writes a check and its verdict to the evidence. next is the time of
+// the next check.
 func (a *Agent) keepEvidence(d evidence.Decision, next time.Time) {
 	if a.o.Evidence != nil {
 		a.o.Evidence.Take(evidence.Record{At: d.Verdict.At, Object: why.KindAgent, Next: next.Round(0).UTC(), Decision: d})
 	}
 }
 
-// guards returns the agent's own reasons not to act.
+// guards returns the agent's own reasons not to act. fence is as for judge.
 func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 	var out []idle.Block
 	add := func(code idle.Code, until time.Time, format string, args ...any) {
@@ -112,8 +112,8 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 
 func (a *Agent) graceEnd() time.Time { return a.booted.Add(a.config.BootGrace) }
 
-// conclude judges the finished round and does what follows: warnings, actions,
-// tags, the record, and the time of the next check.
+// conclude judges the finished round and acts on the verdict: it warns, starts an
+// action, updates the tags, records the check, and schedules the next one.
 func (a *Agent) conclude(ctx context.Context) {
 	a.watchClocks() // the machine may have slept while a signal was read
 	now := a.now()
@@ -159,7 +159,7 @@ func (a *Agent) conclude(ctx context.Context) {
 	}
 }
 
-// soon makes the loop check at t, or earlier.
+// soon schedules the next check at t, unless it is due earlier.
 func (a *Agent) soon(t time.Time) {
 	if t.Before(a.nextAt) {
 		a.nextAt = t
@@ -170,7 +170,8 @@ func later(times ...time.Time) time.Time {
 	return slices.MaxFunc(times, time.Time.Compare)
 }
 
-// inUse returns what is active or unknown, for the record of a forced action.
+// inUse returns the signals that are active or unknown, for the record of a forced
+// action.
 func (a *Agent) inUse() []string {
 	out := []string{}
 	for _, r := range a.machine.readings {
@@ -184,7 +185,7 @@ func (a *Agent) inUse() []string {
 	return out
 }
 
-// stages returns the verdict as its three stages.
+// stages returns the verdict in the three stages that why shows.
 func (a *Agent) stages() (answered int, out []agentctl.Stage) {
 	byUsers := []string{proc.SignalUsers, proc.SignalTerminals, proc.SignalRecent}
 	stage := func(number int, name string, of func(string) bool, none string) agentctl.Stage {
@@ -248,8 +249,8 @@ func (a *Agent) expireLeases(now time.Time) {
 	}
 }
 
-// recordVerdict writes a verdict into the history if it changed in the codes of
-// its blocks or the states of its signals. Values alone do not count.
+// recordVerdict writes a verdict to the history if the codes of its blocks or the
+// states of its signals have changed. Changed values alone do not count.
 func (a *Agent) recordVerdict() {
 	m := &a.machine
 	var key strings.Builder
@@ -271,8 +272,8 @@ func (a *Agent) recordVerdict() {
 	a.record(agentctl.Entry{Kind: "verdict", Sentence: sentence, Verdict: &v, Readings: m.readings})
 }
 
-// idleTagAfter returns how long the machine must be quiet until its tag says
-// so. A tag that followed every pause in typing would cost a call each time.
+// idleTagAfter returns how long the machine must be quiet before its tag says idle.
+// If the tag followed every pause in typing, each would cost a call.
 func (c Config) idleTagAfter() time.Duration {
 	if c.IdleTimeout > 0 {
 		return min(5*time.Minute, c.IdleTimeout/2)
@@ -280,7 +281,7 @@ func (c Config) idleTagAfter() time.Duration {
 	return 5 * time.Minute
 }
 
-// tellTags updates the state tags when the state changed.
+// tellTags updates the state tags if the state has changed.
 func (a *Agent) tellTags(now time.Time) {
 	if a.o.Cloud == nil || !a.config.loaded {
 		return

@@ -21,9 +21,9 @@ import (
 type Files struct {
 	State      string // directory of the persistent state, such as /var/lib/lull/agent
 	ConfigFile string // the local file, such as /etc/lull/agent.yaml
-	// Clock reads the machine's clocks. A completion file older than the boot
-	// belongs to an earlier one. The clocks are read each time, because a clock
-	// that was wrong at boot is set later.
+	// Clock reads the machine's clocks. They are used to find out whether a
+	// completion file is older than the boot. They are read each time, because a
+	// clock that is wrong at boot is set later.
 	Clock func() wall.Reading
 }
 
@@ -48,8 +48,8 @@ func (f Files) Save(name string, b []byte) error {
 	return segment.WriteSealed(filepath.Join(f.State, name), b, 0o600)
 }
 
-// Config implements Disk. A file that anyone other than root or the agent's own
-// user could have written is not read.
+// Config implements Disk. It fails for a file that anyone other than root or the
+// agent's own user could have written.
 func (f Files) Config() ([]byte, error) {
 	if f.ConfigFile == "" {
 		return nil, fs.ErrNotExist
@@ -57,8 +57,8 @@ func (f Files) Config() ([]byte, error) {
 	return ReadTrusted(f.ConfigFile, maxConfig+1)
 }
 
-// ReadTrusted reads at most limit bytes of a regular file that only root and
-// the agent's own user can have written.
+// ReadTrusted reads at most limit bytes of a regular file. It fails unless only root
+// and the agent's own user can have written the file.
 func ReadTrusted(path string, limit int64) ([]byte, error) {
 	// Non-blocking, because the path may be a pipe.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -78,8 +78,8 @@ func ReadTrusted(path string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, limit))
 }
 
-// Completed implements Disk. It must be a regular file of this boot, in a
-// directory and of an owner that other users cannot forge.
+// Completed implements Disk. The file counts only if it is a regular file of this
+// boot, and its owner and directory are such that other users cannot forge it.
 func (f Files) Completed(path string) (time.Time, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,8 +96,9 @@ func (f Files) Completed(path string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	// A reboot empties /run; elsewhere an old file must not end a new boot. A
-	// file from the future is an old one too, from before the clock was set.
+	// A reboot empties /run. Elsewhere, a file from an earlier boot must not end a
+	// new one. A file from the future is also old: it was written before the clock
+	// was set back.
 	written, now := st.ModTime(), f.Clock()
 	if written.Before(now.Wall.Add(-now.Boot)) {
 		return time.Time{}, fmt.Errorf("cannot use %s: it was written at %s, before this boot", path, written.Format(time.RFC3339))
@@ -108,9 +109,9 @@ func (f Files) Completed(path string) (time.Time, error) {
 	return written, nil
 }
 
-// trusted checks an open file and every directory on its path, through symbolic
-// links too: each must belong to root or to this process's user, and no other
-// user may write to it.
+// trusted checks an open file and every directory on its path, including those of
+// symbolic links. Each must belong to root or to this process's user, and no other
+// user may be able to write to it.
 func trusted(path string, file *os.File) error {
 	st, err := file.Stat()
 	if err != nil {
@@ -155,7 +156,8 @@ func trusted(path string, file *os.File) error {
 	}
 }
 
-// maxLinks bounds the symbolic links on the path to a file, as the kernel does.
+// maxLinks is the maximum number of symbolic links on the path to a file, as in the
+// kernel.
 const maxLinks = 40
 
 func ownOnly(st fs.FileInfo) error {

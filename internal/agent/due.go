@@ -11,16 +11,16 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// due is a TTL or a completion. It acts on the machine whether or not the
+// due is a TTL or a completion that is set. It takes effect whether or not the
 // machine is in use.
 type due struct {
 	reason, action, sentence string
-	id                       string    // constant for the same deadline or completion
-	at                       time.Time // earliest time
+	id                       string    // the same for the same deadline or completion
+	at                       time.Time // earliest time of the action
 }
 
-// dues returns those that are set. A TTL is a hard limit. A manual snooze and
-// leases delay a completion, whichever came first.
+// dues returns the TTL and the completion, if set. Nothing delays a TTL. A manual
+// snooze and leases delay a completion, even if they began after it.
 func (a *Agent) dues() (out []due) {
 	if t := a.config.TTLDeadline; !t.IsZero() {
 		out = append(out, due{reasonTTL, a.config.TTLAction, "This machine expires at " + t.Format(time.RFC3339) + ".", t.Format(time.RFC3339Nano), t})
@@ -47,8 +47,8 @@ func (a *Agent) halted() bool {
 	return a.state.Halted != nil || a.state.FleetHalt != nil
 }
 
-// actsAt returns when d acts: not before its warning has been out for
-// warn-before, nor within boot-grace.
+// actsAt returns when d acts: once its warning has been out for warn-before, and not
+// within boot-grace.
 func (a *Agent) actsAt(now time.Time, d due) time.Time {
 	sent := later(now, d.at.Add(-a.config.WarnBefore))
 	if x := a.state.Warned[d.reason]; x != nil && x.means(d) {
@@ -57,8 +57,8 @@ func (a *Agent) actsAt(now time.Time, d due) time.Time {
 	return later(d.at, sent.Add(a.config.WarnBefore), a.graceEnd())
 }
 
-// overdue warns of a TTL or a completion and acts on it. It reports whether it
-// began an action.
+// overdue warns of a TTL or a completion and, when due, starts its action. It reports
+// whether it started one.
 func (a *Agent) overdue(ctx context.Context, now time.Time) bool {
 	if a.halted() || now.Before(a.retryAt()) || now.Before(a.server.until) {
 		return false
@@ -82,14 +82,14 @@ func (a *Agent) overdue(ctx context.Context, now time.Time) bool {
 	return false
 }
 
-// upcoming returns the automatic actions to expect if nothing changes, soonest
-// first. v is the present verdict.
+// upcoming returns the automatic actions that will happen if nothing changes, soonest
+// first. v is the current verdict.
 func (a *Agent) upcoming(now time.Time, v idle.Verdict) []agentctl.Upcoming {
 	out := []agentctl.Upcoming{}
 	if at := a.acting; at != nil && (at.sent || at.out.Reason == reasonTTL || !a.heldUntil().After(now)) {
 		return append(out, agentctl.Upcoming{Reason: at.out.Reason, Action: at.out.Action, At: now})
 	}
-	var halt time.Time // end of a halt; warnings of actions start after it
+	var halt time.Time // end of a halt, until which no warning is sent
 	for _, h := range []*idle.HaltedBy{a.state.Halted, a.state.FleetHalt} {
 		switch {
 		case h == nil:
@@ -119,8 +119,8 @@ func (a *Agent) upcoming(now time.Time, v idle.Verdict) []agentctl.Upcoming {
 	return out
 }
 
-// serverTTL returns the deadline in the server's record of this machine, unless
-// the agent's own configuration has the same.
+// serverTTL returns the deadline in the server's record of this machine; nil if there
+// is none or the agent's own configuration has the same.
 func (a *Agent) serverTTL() *time.Time {
 	s := a.state.Server
 	if s == nil || s.TTLDeadline == nil || s.TTLDeadline.Equal(a.config.TTLDeadline) {
@@ -129,15 +129,15 @@ func (a *Agent) serverTTL() *time.Time {
 	return s.TTLDeadline
 }
 
-// extension is a TTL that a user moved. It applies while the configuration
-// still has From: a deadline set after the extension overrides it.
+// extension is a TTL that a user has moved. It applies while the configuration still
+// has the deadline From: a deadline that is set later overrides it.
 type extension struct {
 	From time.Time `json:"from"`
 	To   time.Time `json:"to"`
 }
 
-// extend applies the extension to the deadline of the sources. readable means
-// that all of them could be read.
+// extend returns the deadline after a user's extension. said is the deadline in the
+// sources; readable means that all sources could be read.
 func (a *Agent) extend(said time.Time, readable bool) time.Time {
 	e := a.state.Extended
 	switch {
@@ -150,11 +150,11 @@ func (a *Agent) extend(said time.Time, readable bool) time.Time {
 	return said
 }
 
-// maxExtend bounds one extension of a TTL.
+// maxExtend is the maximum length of one extension of a TTL.
 const maxExtend = 30 * 24 * time.Hour
 
-// ExtendTTL implements agentctl.Agent. A deadline from a tag is first moved in
-// the tag, because a server reads it there.
+// ExtendTTL implements agentctl.Agent. If the deadline came from a tag, the tag is
+// changed first, because a server reads it too.
 func (a *Agent) ExtendTTL(ctx context.Context, r agentctl.ExtendRequest) (agentctl.Status, error) {
 	by := agentctl.Caller(ctx)
 	if d := time.Duration(r.For); d <= 0 || d > maxExtend {
@@ -198,7 +198,7 @@ func (a *Agent) ExtendTTL(ctx context.Context, r agentctl.ExtendRequest) (agentc
 			return err
 		}
 		if e := a.state.Extended; e != nil && e.To.Equal(from) {
-			from = e.From // the value that the sources may still have
+			from = e.From // the sources may still have this value
 		}
 		a.state.Extended = &extension{From: from, To: to}
 		a.config.TTLDeadline = to
@@ -221,14 +221,14 @@ func cmpErr(errs ...error) error {
 	return nil
 }
 
-// undoCompletion withdraws a completion, as long as its action has not been
-// sent. The present completion file does not complete the work again.
+// undoCompletion withdraws a completion whose action has not been sent. The
+// completion file as it is now does not signal a completion again.
 func (a *Agent) undoCompletion(ctx context.Context, by string) (agentctl.Status, error) {
 	var path string
 	if err := a.ask(ctx, func() { path = a.config.CompletionFile }); err != nil {
 		return agentctl.Status{}, err
 	}
-	written, _ := a.o.Disk.Completed(path) // a file that is not obeyed needs no undoing
+	written, _ := a.o.Disk.Completed(path) // an untrusted file has no effect, so it needs no undoing
 	err := a.durable(ctx, func() error {
 		at := a.acting
 		switch {

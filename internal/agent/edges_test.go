@@ -58,7 +58,7 @@ func TestHooks(t *testing.T) {
 				return h, h.ExitCode == tt.code && h.TimedOut == tt.timedOut && strings.HasPrefix(h.Output, tt.output) && (h.Error != "") == tt.fails
 			}
 			h, right := try(500 * time.Millisecond)
-			if !right { // a busy machine may need longer to start a shell
+			if !right { // on a busy machine, starting a shell may take longer
 				h, right = try(15 * time.Second)
 			}
 			if !right {
@@ -97,12 +97,12 @@ func TestFilesAreDistrusted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP trust: needs root to give files away")
 	}
-	// Below /run and not below /tmp, to which everyone may write.
+	// Below /run, because everyone may write to /tmp.
 	dir, err := os.MkdirTemp("/run", "lull-test-")
 	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "complete")
-	// It booted an hour ago, whatever its clock says now.
+	// The machine booted an hour ago, whatever its clock says.
 	set := time.Duration(0)
 	f := Files{State: dir, ConfigFile: path, Clock: func() wall.Reading { return wall.Reading{Boot: time.Hour, Wall: time.Now().Add(set)} }}
 	if at, err := f.Completed(path); !at.IsZero() || err != nil {
@@ -135,7 +135,7 @@ func TestFilesAreDistrusted(t *testing.T) {
 		if at, err := f.Completed(path); at.IsZero() != (name != "") || (err != nil) != (name != "") {
 			t.Errorf("completion file %s: %s, %v", name, at, err)
 		}
-		if name == "of an earlier boot" || name == "of the future" || name == "a link" { // the local file may be both
+		if name == "of an earlier boot" || name == "of the future" || name == "a link" { // these are allowed for the local file
 			continue
 		}
 		if _, err := f.Config(); (err != nil) != (name != "") || errors.Is(err, fs.ErrNotExist) {
@@ -144,8 +144,8 @@ func TestFilesAreDistrusted(t *testing.T) {
 	}
 }
 
-// TestLinksAreFollowedWithDistrust checks that everything on the path to a
-// file, through links too, is checked like the file itself.
+// TestLinksAreFollowedWithDistrust checks that every directory and link on the path
+// to a file is checked like the file itself.
 func TestLinksAreFollowedWithDistrust(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP trust: needs root for a directory that others cannot write to")
@@ -350,10 +350,10 @@ func TestMeterCounts(t *testing.T) {
 	}
 }
 
-// TestUnreadRateIsNotQuiet checks that idle time restarts after the samples of
-// a rate had to restart, here because the clock jumps: no later sample shows
-// whether the machine was in use in the meantime. A hook, after which they
-// restart on purpose, has no such effect.
+// TestUnreadRateIsNotQuiet checks that idle time restarts when the samples of a rate
+// had to restart, here after a jump of the clock, because no later sample shows
+// whether the machine was in use in between. After a hook, the samples restart on
+// purpose and idle time does not.
 func TestUnreadRateIsNotQuiet(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"], w.tags["lull:warn-before"] = "20m", "1m"
@@ -380,8 +380,8 @@ func TestUnreadRateIsNotQuiet(t *testing.T) {
 	})
 }
 
-// TestWarnedAgainAfterASleep checks that users are warned of a deadline again
-// if the machine slept after the first warning, also while its hook runs.
+// TestWarnedAgainAfterASleep checks that users are warned of a deadline again if the
+// machine has slept since the first warning, even if it slept while its hook ran.
 func TestWarnedAgainAfterASleep(t *testing.T) {
 	for name, hook := range map[string]time.Duration{"warned": 0, "in the hook": 3 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
@@ -417,8 +417,8 @@ func TestWarnedAgainAfterASleep(t *testing.T) {
 	}
 }
 
-// TestHoldsOutliveAClockThatIsSet checks that a snooze and a lease last as long
-// as promised if the clock is set and the agent is restarted.
+// TestHoldsOutliveAClockThatIsSet checks that a snooze and a lease last exactly as
+// long as promised, although the clock is set and the agent is restarted.
 func TestHoldsOutliveAClockThatIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()

@@ -19,7 +19,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// world is a machine, its cloud and its disk, for one agent in a bubble.
+// world is a simulated machine with its cloud and its disk, for one agent in a
+// bubble.
 type world struct {
 	mu sync.Mutex
 
@@ -27,9 +28,9 @@ type world struct {
 	busy     map[string]bool // signals that are active
 	broken   map[string]bool // signals that cannot be read
 	typed    time.Time       // the last key press
-	written  time.Time       // the last write to a terminal, by any process
+	written  time.Time       // last write to a terminal, by any process
 	own      *proc.OwnWrites
-	samples  int // since the last Reset; the first is unknown
+	samples  int // number of samples since Reset; the first is unknown
 	sampled  map[string]time.Time
 	slept    time.Duration
 	skew     time.Duration
@@ -41,15 +42,15 @@ type world struct {
 	tags      map[string]string
 	tagsErr   error
 	tagsHang  bool
-	tagsTook  time.Duration // until their initial content is returned
+	tagsTook  time.Duration // how long reading the tags takes; it returns their content at its beginning
 	writeErr  error
 	writeHang bool
 	descErr   error
-	stopErr   []error // one per call, then success
+	stopErr   []error // errors of the next calls; later calls succeed
 	stopHang  bool
-	stopTook  time.Duration // until the call is answered
+	stopTook  time.Duration // how long the call takes
 	descTook  time.Duration
-	hibernate bool // configured
+	hibernate bool // the instance was launched with hibernation enabled
 	calls     []string
 	stopped   bool
 	writes    []map[string]string
@@ -59,7 +60,7 @@ type world struct {
 	config   []byte
 	saveErr  error
 	saveTook time.Duration
-	complete time.Time // of the completion file
+	complete time.Time // modification time of the completion file
 
 	warnings []Warning
 	warnHang bool
@@ -68,7 +69,7 @@ type world struct {
 	hook      func(HookSpec) agentctl.Hook
 	hooks     int
 	ran       []HookSpec
-	atFence   func() // called once, when the tags are written before the call
+	atFence   func() // called once, when the tags are written right before the call
 	tune      func(*Options)
 }
 
@@ -153,7 +154,7 @@ func (w *world) Tags(ctx context.Context) (map[string]string, error) {
 	return t, err
 }
 
-// refusal returns an error as the EC2 edge creates it.
+// refusal returns an error like those of package ec2.
 func refusal(k ec2.Kind) error { return &ec2.Error{Op: "StopInstances", Kind: k, Code: string(k)} }
 
 type fakeCloud struct{ w *world }
@@ -185,7 +186,7 @@ func (c fakeCloud) WriteTags(ctx context.Context, t map[string]string) error {
 	return nil
 }
 
-// until lets the world run until ctx ends. It is called with the lock held.
+// until blocks until ctx ends. w.mu must be held; it is released meanwhile.
 func (w *world) until(ctx context.Context) error {
 	w.mu.Unlock()
 	defer w.mu.Lock()
@@ -215,7 +216,7 @@ func (c fakeCloud) act(ctx context.Context, name string) error {
 	return nil
 }
 
-// takes lets time pass. It is called with the lock held.
+// takes blocks for d. w.mu must be held; it is released meanwhile.
 func (w *world) takes(d time.Duration) {
 	w.mu.Unlock()
 	defer w.mu.Lock()
@@ -234,7 +235,7 @@ func (c fakeCloud) Stop(ctx context.Context, hibernate bool) (string, error) {
 }
 func (c fakeCloud) Terminate(ctx context.Context) error { return c.act(ctx, "terminate") }
 
-// The world is also the Disk, the Warner and the HookRunner.
+// world also implements Disk, Warner and HookRunner.
 
 func (w *world) Load(name string) ([]byte, error) {
 	w.mu.Lock()
@@ -313,7 +314,7 @@ func (w *world) Run(_ context.Context, h HookSpec) agentctl.Hook {
 	return f(h)
 }
 
-// clocks returns the bubble's clocks, moved by the test's sleeps and skews.
+// clocks returns the bubble's clocks, shifted by the test's sleeps and clock changes.
 func (w *world) clocks() wall.Reading {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -321,7 +322,7 @@ func (w *world) clocks() wall.Reading {
 	return wall.Reading{Boot: mono + w.slept, Mono: mono, Wall: time.Now().Add(w.slept + w.skew).Round(0)}
 }
 
-// epoch is when a bubble's clock begins. The machine booted an hour before.
+// epoch is when the simulated machine booted, an hour before a bubble's clock begins.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(-time.Hour)
 
 func (w *world) start(t *testing.T, ctx context.Context) *Agent {
@@ -332,7 +333,7 @@ func (w *world) start(t *testing.T, ctx context.Context) *Agent {
 	return a
 }
 
-// make creates an agent over w, without running it.
+// make returns an agent over w that is not running yet.
 func (w *world) make(t *testing.T) *Agent {
 	t.Helper()
 	var slow []Slow
@@ -359,12 +360,12 @@ func bubble(t *testing.T, w *world, body func(t *testing.T, a *Agent)) {
 		a := w.start(t, ctx)
 		body(t, a)
 		cancel()
-		time.Sleep(4 * w.saveTook) // the agent ends when the disk has taken what is queued
+		time.Sleep(4 * w.saveTook) // before it ends, the agent writes what is queued to the disk
 		synctest.Wait()
 	})
 }
 
-// sent returns the requests to the cloud so far.
+// sent returns the calls to the cloud so far.
 func (w *world) sent() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

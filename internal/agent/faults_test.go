@@ -18,15 +18,15 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// trouble is one fault between idle and stopped.
+// trouble is a fault that occurs between idle and stopped, and what must happen.
 type trouble struct {
 	name   string
 	set    func(w *world)
 	during func(t *testing.T, w *world, a *Agent) // after the agent has started
 	sleep  time.Duration                          // default 45 min; the timeout is 30 min
 	calls  []string
-	alarm  string // a code that must be raised at the end
-	then   string // what else happens, for the page
+	alarm  string // code of the alarm that must be raised at the end
+	then   string // text for the published table: what the agent does
 	check  func(t *testing.T, w *world, s agentctl.Status)
 }
 
@@ -235,7 +235,7 @@ func faults() []trouble {
 			if s.Halted == nil || s.Last.Phase != phaseCancelled || w.tags["lull:idle-action"] != "" {
 				t.Errorf("halted %v, last %+v, tags %v", s.Halted, s.Last, w.tags)
 			}
-			tagged("stopping")(t, w, s) // and withdrawn
+			tagged("stopping")(t, w, s) // and withdrawn again
 		}},
 		{name: "a key at the last second", then: "the action is canceled", during: func(_ *testing.T, w *world, _ *Agent) {
 			w.with(func() { w.atFence = func() { w.with(func() { w.typed = time.Now() }) } })
@@ -243,8 +243,8 @@ func faults() []trouble {
 	}
 }
 
-// anHourInUse has the machine in use for an hour in which the tags cannot be
-// read.
+// anHourInUse makes the machine be in use for an hour, during which the tags cannot
+// be read.
 func anHourInUse(err error) func(*testing.T, *world, *Agent) {
 	return func(_ *testing.T, w *world, _ *Agent) {
 		w.with(func() { w.tagsErr, w.busy["cpu"] = err, true })
@@ -253,7 +253,7 @@ func anHourInUse(err error) func(*testing.T, *world, *Agent) {
 	}
 }
 
-// asleepAt suspends the machine for three hours.
+// asleepAt suspends the machine for three hours, d after the start.
 func asleepAt(d time.Duration) func(*testing.T, *world, *Agent) {
 	return func(_ *testing.T, w *world, _ *Agent) {
 		time.Sleep(d)
@@ -261,7 +261,7 @@ func asleepAt(d time.Duration) func(*testing.T, *world, *Agent) {
 	}
 }
 
-// stepAt sets the machine's clock.
+// stepAt sets the machine's clock by step, d after the start.
 func stepAt(d, step time.Duration) func(*testing.T, *world, *Agent) {
 	return func(_ *testing.T, w *world, _ *Agent) {
 		time.Sleep(d)
@@ -269,7 +269,8 @@ func stepAt(d, step time.Duration) func(*testing.T, *world, *Agent) {
 	}
 }
 
-// atFence runs f between the last reading of the tags and that of the signals.
+// atFence calls f between the last reading of the tags and the last reading of the
+// signals.
 func atFence(f func(w *world)) func(*testing.T, *world, *Agent) {
 	return func(_ *testing.T, w *world, _ *Agent) {
 		w.with(func() { w.atFence = func() { w.with(func() { f(w) }) } })
@@ -346,8 +347,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// watchLoop calls the agent every seven seconds during all faults: nothing may
-// block the loop.
+// watchLoop calls the agent every seven seconds during a fault. It fails the test if
+// the loop is blocked.
 func watchLoop(t *testing.T, a *Agent) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -363,7 +364,7 @@ func watchLoop(t *testing.T, a *Agent) (stop func()) {
 	return func() { cancel(); <-ended }
 }
 
-// TestHookThatHangsHoldsNothingUp calls the agent while a hook hangs.
+// TestHookThatHangsHoldsNothingUp checks that the agent answers while a hook hangs.
 func TestHookThatHangsHoldsNothingUp(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "10m"
@@ -386,8 +387,8 @@ func TestHookThatHangsHoldsNothingUp(t *testing.T) {
 	})
 }
 
-// TestRestart kills the agent in every phase and starts another on its state,
-// with and without a reboot in between.
+// TestRestart checks what a new agent does if the previous one was killed, in every
+// phase of an action, with and without a reboot in between.
 func TestRestart(t *testing.T) {
 	for _, at := range []string{phaseIntent, phaseHook, phaseFence, phaseCalling, phaseAccepted} {
 		for _, reboot := range []bool{false, true} {
@@ -410,10 +411,10 @@ func restartIn(t *testing.T, phase string, reboot bool) {
 		if _, err := a.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "short", TTL: idle.Duration(time.Minute)}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(40 * time.Minute) // accepted by now
+		time.Sleep(40 * time.Minute) // the call has been accepted by now
 		synctest.Wait()
 		w.with(func() {
-			// State on disk after a crash in that phase.
+			// The state on disk is that of a crash in that phase.
 			b := w.files[stateFile]
 			w.files[stateFile] = []byte(strings.Replace(string(b), `"phase":"accepted"`, `"phase":"`+phase+`"`, 1))
 		})
@@ -450,7 +451,7 @@ func restartIn(t *testing.T, phase string, reboot bool) {
 		if w.tag("idle-status") != "active" {
 			t.Errorf("status tag %q, want active", w.tag("idle-status"))
 		}
-		// The idle clock starts again: no stop before the timeout, then one.
+		// Idle time starts again: no stop before the timeout, then one.
 		time.Sleep(26 * time.Minute)
 		synctest.Wait()
 		if len(w.sent()) > 0 {

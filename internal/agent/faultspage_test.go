@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/reference/agent-faults.md")
 
-// elsewhere are the rows covered by other tests: what happens, what the agent
+// elsewhere lists the faults that other tests cover: what happens, what the agent
 // does, and the file and name of the test.
 var elsewhere = [][4]string{
 	{"any signal is active", "keeps running; stops once the timeout has passed after the activity ends", ".", "TestUseHolds"},
@@ -64,7 +64,7 @@ func faultsPage() string {
 	return b.String()
 }
 
-// TestFaultsPage checks that the published table matches the tests.
+// TestFaultsPage checks that the published table is the one generated from the tests.
 func TestFaultsPage(t *testing.T) {
 	const path = "../../docs/reference/agent-faults.md"
 	if *update {

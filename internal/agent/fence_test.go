@@ -12,9 +12,9 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestFenceIsTheLast checks that, whatever takes long between decision and
-// call, the call is based on readings at most five seconds old. The cloud of
-// these tests panics otherwise.
+// TestFenceIsTheLast checks that the call is based on readings at most five seconds
+// old, whatever takes long between decision and call. The test's cloud panics
+// otherwise.
 func TestFenceIsTheLast(t *testing.T) {
 	for name, slow := range map[string]func(w *world){
 		"the disk takes 20 s":            func(w *world) { w.saveTook = 20 * time.Second },
@@ -37,8 +37,8 @@ func TestFenceIsTheLast(t *testing.T) {
 	}
 }
 
-// TestUseWhileTheDiskIsSlow checks that a key press while the intent is written
-// to a slow disk cancels the action, and so does a halt.
+// TestUseWhileTheDiskIsSlow checks that an action is canceled by a key press, and by
+// a halt, that come while its intent is written to a slow disk.
 func TestUseWhileTheDiskIsSlow(t *testing.T) {
 	for name, use := range map[string]func(t *testing.T, w *world, a *Agent){
 		"a key": func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.typed = time.Now() }) },
@@ -67,9 +67,8 @@ func TestUseWhileTheDiskIsSlow(t *testing.T) {
 	}
 }
 
-// TestResumeBeforeTheAnswer checks the case that the machine goes down before
-// the call is answered, as with a command that hibernates and answers after the
-// resume.
+// TestResumeBeforeTheAnswer checks a machine that goes down before the call is
+// answered, as with a command that hibernates and answers after the resume.
 func TestResumeBeforeTheAnswer(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -89,9 +88,9 @@ func TestResumeBeforeTheAnswer(t *testing.T) {
 	})
 }
 
-// TestCompletionEndsOnce checks that a machine that hibernated because its work
-// was done, and was resumed, does not go down again for the same completion,
-// but does for another one.
+// TestCompletionEndsOnce checks that a machine that hibernated because its work was
+// complete, and was resumed, does not go down again for the same completion, but does
+// for a new one.
 func TestCompletionEndsOnce(t *testing.T) {
 	for _, how := range []string{"command", "file", "both"} {
 		t.Run(how, func(t *testing.T) {
@@ -132,8 +131,8 @@ func TestCompletionEndsOnce(t *testing.T) {
 	}
 }
 
-// TestTerminateIsWarnedOf checks that an action announced as a stop never
-// becomes a termination without its own warning.
+// TestTerminateIsWarnedOf checks that an action that was announced as a stop does not
+// become a termination unless users are warned of that.
 func TestTerminateIsWarnedOf(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		w := newWorld()
@@ -162,8 +161,8 @@ func TestTerminateIsWarnedOf(t *testing.T) {
 	}
 }
 
-// TestSleepWhileASignalIsAsked checks that readings from before a suspend say
-// nothing about the time after it.
+// TestSleepWhileASignalIsAsked checks that readings from before a suspend are not
+// used after it.
 func TestSleepWhileASignalIsAsked(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -172,7 +171,7 @@ func TestSleepWhileASignalIsAsked(t *testing.T) {
 	bubble(t, w, func(t *testing.T, a *Agent) {
 		time.Sleep(20*time.Minute + 30*time.Second)
 		w.with(func() { w.hang["users"] = true })
-		time.Sleep(32 * time.Second) // a check is in progress
+		time.Sleep(32 * time.Second) // until a check is in progress
 		w.with(func() { w.slept += 9 * time.Hour; w.hang["users"] = false })
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
@@ -183,8 +182,8 @@ func TestSleepWhileASignalIsAsked(t *testing.T) {
 	})
 }
 
-// TestHaltedMachineRunsNoHook checks that a halt on the machine applies to a
-// server that is about to stop it, unless a user or a deadline stops it.
+// TestHaltedMachineRunsNoHook checks that a halt on the machine holds a stop by the
+// server, unless a user or a deadline caused it.
 func TestHaltedMachineRunsNoHook(t *testing.T) {
 	for _, forced := range []bool{false, true} {
 		w, to := newWorld(), &ear{}
@@ -208,8 +207,9 @@ func TestHaltedMachineRunsNoHook(t *testing.T) {
 	}
 }
 
-// TestTagsAreReadAnew checks that a reading of the tags that was in progress
-// when the action began is repeated, because it may have missed a change.
+// TestTagsAreReadAnew checks that an action does not rely on a reading of the tags
+// that was in progress when the action began, because that reading may have missed a
+// change.
 func TestTagsAreReadAnew(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -227,8 +227,8 @@ func TestTagsAreReadAnew(t *testing.T) {
 	})
 }
 
-// TestHaltedFleetEndsNothing checks that a fleet halt set a moment before an
-// action is noticed before the call, for every action and reason.
+// TestHaltedFleetEndsNothing checks that a fleet halt is noticed before the call even
+// if it was set a moment before the action, for every action and reason.
 func TestHaltedFleetEndsNothing(t *testing.T) {
 	for _, action := range []string{"stop", "terminate", "idle"} {
 		w, to := newWorld(), &ear{}
@@ -241,7 +241,7 @@ func TestHaltedFleetEndsNothing(t *testing.T) {
 		}
 		bubble(t, w, func(t *testing.T, a *Agent) {
 			time.Sleep(2*time.Hour - time.Second)
-			w.with(func() { w.saveTook = 12 * time.Second }) // the call is then more than half a minute away
+			w.with(func() { w.saveTook = 12 * time.Second }) // so that the call is more than half a minute away
 			time.Sleep(25 * time.Second)
 			if s := mustStatus(t, a); s.Last == nil || s.Last.EndedAt != nil {
 				t.Fatalf("%s: no action is in progress: %+v", action, s.Last)
@@ -258,8 +258,8 @@ func TestHaltedFleetEndsNothing(t *testing.T) {
 	}
 }
 
-// TestNothingBeforeTheAnnouncedTime checks, for any timeout and warning, that
-// the machine runs until the time announced to users.
+// TestNothingBeforeTheAnnouncedTime checks that the machine runs until the time
+// announced to users, for any timeout and warning time.
 func TestNothingBeforeTheAnnouncedTime(t *testing.T) {
 	for _, c := range [][2]string{{"1m", "5m"}, {"6m", "5m"}, {"30m", "5m"}, {"30m", "20m"}, {"2h", "1m"}, {"10m", "90s"}} {
 		t.Run(c[0]+" "+c[1], func(t *testing.T) {

@@ -9,17 +9,17 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// haltedHere begins sentences about a halt of the agent.
+// haltedHere is the beginning of sentences about a halt of this agent.
 const haltedHere = "Automatic actions on this machine are"
 
-// HaltFollower is a Reporter that learns of a change of the fleet's halt at
-// once. With any other Reporter, the halt comes with the answers to reports.
+// HaltFollower is a Reporter that returns a change of the fleet's halt at once. With
+// any other Reporter, the agent learns the halt from the answers to its reports.
 type HaltFollower interface {
 	AwaitHalt(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error)
 }
 
-// followHalt keeps the fleet's halt as reported by the server. It runs outside
-// the loop until ctx ends.
+// followHalt keeps the agent's copy of the fleet's halt current. It must run outside
+// the loop, until ctx ends.
 func (a *Agent) followHalt(ctx context.Context, f HaltFollower) {
 	control.FollowHalt(ctx, f.AwaitHalt, func(x control.HaltAnswer, asked time.Time) {
 		waited := time.Since(asked)
@@ -30,9 +30,9 @@ func (a *Agent) followHalt(ctx context.Context, f HaltFollower) {
 	})
 }
 
-// heardHalt applies the fleet's halt, nil for none, from an answer to a request
-// sent at asked by this agent's clock. An answer to a request sent before the
-// halt was learned does not end the halt, because it may be older.
+// heardHalt applies the fleet's halt x from an answer; nil means none. asked is when
+// the request was sent, by this agent's clock. If that was before the known halt was
+// learned, the answer may be older than the halt and does not end it.
 func (a *Agent) heardHalt(x *idle.HaltedBy, asked time.Time) {
 	old, now := a.state.FleetHalt, a.now()
 	if old.Same(x) || old.MovedBy(x) < haltSlack || x == nil && !asked.After(a.server.haltAt) {
@@ -52,7 +52,8 @@ func (a *Agent) heardHalt(x *idle.HaltedBy, asked time.Time) {
 	a.soon(now)
 }
 
-// haltSlack is how far the end of a halt may move because clocks differ.
+// haltSlack is how much the reported end of the same halt may differ because of the
+// clocks.
 const haltSlack = 5 * time.Second
 
 // haltActing cancels an action that has not been sent.
@@ -64,7 +65,7 @@ func (a *Agent) haltActing() {
 	}
 }
 
-// endHalt ends a halt that has expired.
+// endHalt removes a halt that has expired.
 func (a *Agent) endHalt(now time.Time) {
 	end := func(h **idle.HaltedBy, whose string) {
 		x := *h

@@ -11,8 +11,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// TestHistoryHasItsEdges checks that the history contains the agent's starts
-// and ends and the machine's sleep, so that these times do not count as
+// TestHistoryHasItsEdges checks that the history contains the starts and ends of the
+// agent and the machine's suspends, so that the time in between does not count as
 // watched.
 func TestHistoryHasItsEdges(t *testing.T) {
 	w, kept := newWorld(), &MemoryJournal{}

@@ -15,9 +15,9 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestSnoozeAndLeaseHoldACompletion checks that a manual snooze or a lease
-// delays a completion, whichever came first, and that a delayed completion is
-// warned of before it happens.
+// TestSnoozeAndLeaseHoldACompletion checks that a manual snooze or a lease delays a
+// completion, even if it began after it, and that users are warned before a delayed
+// completion acts.
 func TestSnoozeAndLeaseHoldACompletion(t *testing.T) {
 	hold := map[string]func(t *testing.T, a *Agent){
 		"snooze": func(t *testing.T, a *Agent) {
@@ -66,8 +66,7 @@ func TestSnoozeAndLeaseHoldACompletion(t *testing.T) {
 	}
 }
 
-// TestNothingHoldsATTL checks that neither a snooze nor a lease moves a
-// deadline.
+// TestNothingHoldsATTL checks that neither a snooze nor a lease delays a deadline.
 func TestNothingHoldsATTL(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:ttl-deadline"] = "2000-01-01T02:00:00Z"
@@ -84,8 +83,8 @@ func TestNothingHoldsATTL(t *testing.T) {
 	})
 }
 
-// TestUpcoming checks that the action announced in the status is the next one
-// that happens, for every combination of TTL, completion, snooze and lease.
+// TestUpcoming checks that the first action announced by the status is the next one
+// to happen, for every combination of TTL, completion, snooze and lease.
 func TestUpcoming(t *testing.T) {
 	for name, c := range map[string]struct {
 		tags     map[string]string
@@ -143,7 +142,7 @@ func TestUpcoming(t *testing.T) {
 }
 
 // TestTTLExtend checks that an extension moves the deadline, in the tag too and
-// across a restart, and that a deadline set afterwards overrides it.
+// across a restart, and that a deadline set later overrides the extension.
 func TestTTLExtend(t *testing.T) {
 	extend := func(t *testing.T, a *Agent, d time.Duration) error {
 		t.Helper()
@@ -161,7 +160,7 @@ func TestTTLExtend(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				a := w.start(t, ctx)
-				time.Sleep(116 * time.Minute) // warned
+				time.Sleep(116 * time.Minute) // until users are warned
 				for _, d := range []time.Duration{0, -time.Hour, 31 * 24 * time.Hour} {
 					if extend(t, a, d) == nil {
 						t.Errorf("extended by %s", d)
@@ -172,7 +171,7 @@ func TestTTLExtend(t *testing.T) {
 				if got := w.tag("ttl-deadline"); source != "file" && got != "2000-01-01T04:00:00Z" {
 					t.Errorf("the tag says %q", got)
 				}
-				if source == "stale tag" { // like outdated metadata
+				if source == "stale tag" { // as with outdated metadata
 					w.with(func() { w.tags["lull:ttl-deadline"] = "2000-01-01T02:00:00Z" })
 				}
 				cancel()
@@ -249,8 +248,8 @@ func TestTTLExtend(t *testing.T) {
 	})
 }
 
-// TestCompleteUndo checks that a completion can be withdrawn until its action
-// starts, however it was signaled, and can be signaled again.
+// TestCompleteUndo checks that a completion can be withdrawn until its action is
+// sent, however it was signaled, and can then be signaled again.
 func TestCompleteUndo(t *testing.T) {
 	for _, how := range []string{"command", "file", "both"} {
 		t.Run(how, func(t *testing.T) {

@@ -20,16 +20,16 @@ import (
 type HookSpec struct {
 	Command string        // for sh -c
 	User    string        // empty means the agent's own
-	Timeout time.Duration // the whole process group is killed after this time
+	Timeout time.Duration // after this time the whole process group is killed
 	Env     []string      // added to a minimal environment
 }
 
-// hookOutput is how much of the end of a hook's output is kept, in bytes.
+// hookOutput is the maximum number of bytes kept of a hook's output, from its end.
 const hookOutput = 4 << 10
 
-// ShellHooks runs hooks with sh in their own process group. The deadline also
-// applies to grandchildren that keep the output open or ignore signals: they
-// are killed, and the run does not wait for the pipe.
+// ShellHooks runs hooks with sh, each in its own process group. The timeout also
+// applies to grandchildren that keep the output open or ignore signals: the whole
+// group is killed, and Run does not wait for the pipe.
 type ShellHooks struct{}
 
 // Run implements HookRunner.
@@ -75,7 +75,7 @@ func (ShellHooks) Run(ctx context.Context, h HookSpec) agentctl.Hook {
 	case <-ctx.Done():
 		out.Error = "the agent was shut down"
 	}
-	// Processes left in the hook's group end with it. A hook must start lasting
+	// Processes left in the hook's group are killed. A hook must start lasting
 	// processes in another group.
 	if out.TimedOut || out.Error != "" {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
@@ -86,7 +86,7 @@ func (ShellHooks) Run(ctx context.Context, h HookSpec) agentctl.Hook {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		select {
 		case err = <-ended:
-		case <-time.After(2 * time.Second): // in a state that the kernel does not interrupt
+		case <-time.After(2 * time.Second): // the process is in a state that the kernel does not interrupt
 		}
 	} else {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
@@ -95,7 +95,7 @@ func (ShellHooks) Run(ctx context.Context, h HookSpec) agentctl.Hook {
 	case <-read:
 	case <-time.After(200 * time.Millisecond):
 	}
-	r.Close() // ends the reader whatever still holds the other end
+	r.Close() // ends the reader even if another process still has the other end
 	<-read
 	out.Output, out.Took = kept.String(), idle.Duration(time.Since(started))
 	if !out.TimedOut && out.Error == "" {
@@ -154,7 +154,7 @@ func become(cmd *exec.Cmd, name string) error {
 	return nil
 }
 
-// tail is a writer that keeps the last bytes.
+// tail is a writer that keeps the last bytes written to it.
 type tail struct {
 	mu sync.Mutex
 	b  []byte

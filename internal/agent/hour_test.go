@@ -47,7 +47,7 @@ func (c countedConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// count makes wire count every connection of c.
+// count makes w count the traffic of every connection of c.
 func (w *wire) count(c *http.Client) *http.Client {
 	t := c.Transport.(*http.Transport)
 	dial := t.DialContext
@@ -61,11 +61,11 @@ func (w *wire) count(c *http.Client) *http.Client {
 	return c
 }
 
-// shelf stores everything that an agent writes.
+// shelf is a Disk that counts what an agent writes.
 type shelf struct {
 	MemoryJournal
 	mu      sync.Mutex
-	saved   int64 // bytes of complete files
+	saved   int64 // total size of the files written
 	saves   int
 	entries []agentctl.Entry
 	records []evidence.Record
@@ -96,16 +96,16 @@ func (s *shelf) Read(context.Context, evidence.Query, func(evidence.Record) erro
 	return nil, nil
 }
 
-// toServer reports to a private server.
+// toServer is a Reporter over a client of a real server.
 type toServer struct{ c *control.Client }
 
 func (r toServer) Report(ctx context.Context, x control.AgentReport) (control.AgentAnswer, error) {
 	return r.c.Report(ctx, "m", x)
 }
 
-// TestHour runs an agent on an instance for an hour, in use every other ten
-// minutes, with the real clients of metadata, EC2 and server, and measures what
-// it sent and wrote: make bench-agent prints it.
+// TestHour runs an agent on an instance for an hour, in use every other ten minutes,
+// with the real clients of metadata, EC2 and server. It checks how much the agent
+// sends and writes; make bench-agent prints the figures.
 func TestHour(t *testing.T) {
 	var cloud, server wire
 	var kept *shelf
@@ -158,7 +158,7 @@ func TestHour(t *testing.T) {
 	}
 }
 
-// onDisk writes the stored records into real journals and returns their size.
+// onDisk writes the stored records to real journals and returns their size on disk.
 func onDisk(t *testing.T, s *shelf) (size int64) {
 	t.Helper()
 	dir := t.TempDir()
@@ -188,8 +188,8 @@ func onDisk(t *testing.T, s *shelf) (size int64) {
 	return size
 }
 
-// replays reads an hour's checks back from disk: each gives the recorded
-// verdict.
+// replays checks that the checks of the hour, read back from disk, give the recorded
+// verdicts.
 func replays(t *testing.T, dir string) {
 	t.Helper()
 	j, damage, err := journal.Open(dir, journal.Options{})

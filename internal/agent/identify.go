@@ -7,8 +7,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// identify determines the machine's instance, outside the loop, until it is
-// known: the metadata service may start after the agent.
+// identify looks up the machine's instance, outside the loop, until it is known. The
+// metadata service may start after the agent.
 func (a *Agent) identify() {
 	if a.o.Identify == nil || a.self.Load().instanceID != "" {
 		return

@@ -11,8 +11,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestIdentityThatComesLater checks that an agent that starts before the
-// metadata service reports that its instance is unknown, and learns it later.
+// TestIdentityThatComesLater checks that an agent that starts before the metadata
+// service reports an unknown instance at first, and the right one later.
 func TestIdentityThatComesLater(t *testing.T) {
 	w, to := newWorld(), &ear{}
 	w.tags["lull:idle-timeout"] = "30m"
@@ -47,8 +47,8 @@ func TestIdentityThatComesLater(t *testing.T) {
 	})
 }
 
-// TestNoWorkerIsSaid checks that an instance without its cloud for which the
-// server knows no worker reports that.
+// TestNoWorkerIsSaid checks that an agent without access to its cloud shows that the
+// server knows no worker for its instance.
 func TestNoWorkerIsSaid(t *testing.T) {
 	for _, id := range []string{"", "i-7"} {
 		w := newWorld()
@@ -63,7 +63,7 @@ func TestNoWorkerIsSaid(t *testing.T) {
 	}
 }
 
-// stranger is a server that knows no worker.
+// stranger is a Reporter whose server knows no worker.
 type stranger struct{}
 
 func (stranger) Report(context.Context, control.AgentReport) (control.AgentAnswer, error) {

@@ -10,9 +10,9 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// FileJournal stores the history in a ring of checksummed files. Entries are
-// written in batches: a crash loses at most the last flushEvery of them, but
-// never an action, which is synced at once.
+// FileJournal stores the history in a ring of checksummed files. Most entries are
+// written in batches, so a crash loses at most those of the last flushEvery. Actions
+// are written and synced at once.
 type FileJournal struct {
 	log segment.Values[agentctl.Entry]
 
@@ -20,11 +20,11 @@ type FileJournal struct {
 	flushed time.Time
 }
 
-// journalBytes bounds the history of one machine: months of changes.
+// journalBytes is the maximum size of the history, enough for months.
 const journalBytes = 32 << 20
 
-// flushEvery is the write interval of the history while no entry requires an
-// immediate write: entries about an idle machine must not keep its disk busy.
+// flushEvery is the interval at which entries are written unless one must be written
+// at once. Entries about an idle machine must not keep its disk busy.
 const flushEvery = 15 * time.Minute
 
 // OpenJournal opens the history in dir. Damage left by a crash is cut off and
@@ -54,8 +54,8 @@ func (j *FileJournal) Append(e agentctl.Entry) error {
 	return j.log.Sync()
 }
 
-// Entries implements Journal. Unreadable records are left out and reported in
-// the error, which is returned with the others.
+// Entries implements Journal. If some records are unreadable, it returns the others
+// together with an error.
 func (j *FileJournal) Entries(q agentctl.HistoryQuery) ([]agentctl.Entry, error) {
 	var out []agentctl.Entry
 	var faults []error

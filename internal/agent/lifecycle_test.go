@@ -74,7 +74,8 @@ func TestTTLMovedAndHalted(t *testing.T) {
 	})
 }
 
-// A halt with an end ends by itself, says so, and sends no warning before.
+// TestHaltEnds checks that a halt with an end is lifted by itself, that this is
+// recorded, and that no warning is sent before.
 func TestHaltEnds(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "1h"
@@ -145,7 +146,7 @@ func TestBootGraceAndSnooze(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "10m"
 	w.tags["lull:warn-before"] = "0s"
-	w.tags["lull:boot-grace"] = "90m" // the machine booted an hour ago
+	w.tags["lull:boot-grace"] = "90m" // the machine booted an hour ago, so 30 more minutes
 	bubble(t, w, func(t *testing.T, a *Agent) {
 		time.Sleep(29 * time.Minute)
 		if len(w.sent()) > 0 || !mustStatus(t, a).Verdict.Has(codeBootGrace) {
@@ -219,7 +220,7 @@ func TestClockSteps(t *testing.T) {
 				if big := step >= time.Minute || step <= -time.Minute; big && s.Verdict.IdleMinutes > 4 {
 					t.Errorf("idle for %g minutes after a step", s.Verdict.IdleMinutes)
 				}
-				// The lease keeps its remaining time across the step.
+				// The lease keeps its remaining time although the clock is set.
 				time.Sleep(97 * time.Minute)
 				if len(w.sent()) > 0 {
 					t.Fatal("the lease does not hold")
@@ -271,7 +272,7 @@ func TestUnreadableStateMeansHalt(t *testing.T) {
 func TestWarningIsNotUse(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
-	w.typed = epoch // an idle open shell
+	w.typed = epoch // a shell is open and idle
 	bubble(t, w, func(t *testing.T, a *Agent) {
 		time.Sleep(31 * time.Minute)
 		synctest.Wait()
@@ -346,8 +347,8 @@ func TestLeasesAndSnoozesAreChecked(t *testing.T) {
 	})
 }
 
-// TestSmallClockStep checks that a clock step that is no resume still
-// invalidates every sample, because a rate over a time that it stretched looks
+// TestSmallClockStep checks that even a clock step that is too small for a resume
+// invalidates every sample: a rate over a period that the step stretched would look
 // quiet.
 func TestSmallClockStep(t *testing.T) {
 	w := newWorld()
@@ -369,8 +370,8 @@ func TestSmallClockStep(t *testing.T) {
 	})
 }
 
-// TestPrismPrefix checks that tags with the prefix prism: work unchanged,
-// including the state tags.
+// TestPrismPrefix checks that tags with the prefix prism: work like lull's, including
+// the state tags.
 func TestPrismPrefix(t *testing.T) {
 	w := newWorld()
 	w.tune = func(o *Options) { o.Prefix = "prism:" }

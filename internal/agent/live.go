@@ -15,16 +15,16 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// Meter counts the bytes of lull's own network traffic, so that they do not
-// count as use. The zero value is ready for use.
+// Meter counts the bytes of lull's own network traffic, which must not count as use.
+// The zero value is ready for use.
 type Meter struct{ n atomic.Uint64 }
 
 // Bytes returns the total so far.
 func (m *Meter) Bytes() uint64 { return m.n.Load() }
 
-// Frames carry 66 bytes of Ethernet, IPv4 and TCP headers and at most 1448 of
-// content. Acknowledgements are not counted, so that the sum stays below the
-// interface's count.
+// A frame has 66 bytes of Ethernet, IPv4 and TCP headers and at most 1448 bytes of
+// content. Acknowledgements are not counted, so the sum stays below the interface's
+// own count.
 const (
 	frameHead = 66
 	frameFull = 1448
@@ -48,7 +48,7 @@ func (m *Meter) Transport(proxy func(*http.Request) (*url.URL, error)) *http.Tra
 				return nil, err
 			}
 			if a, ok := c.RemoteAddr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
-				return c, nil // the network signal excludes loopback
+				return c, nil // loopback does not count for the network signal
 			}
 			return metered{c, m}, nil
 		},
@@ -72,9 +72,9 @@ func (c metered) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Machine sets the parts of o that read this machine: signals, clocks, memory
-// and timers. Rates are measured over at least window. The caller must call the
-// returned function to release the parts.
+// Machine returns o with the parts that read this machine: signals, clocks, memory
+// and timers. Rates are measured over at least window. The returned function releases
+// the parts.
 func Machine(o Options, own *Meter, window time.Duration) (Options, func(), error) {
 	clocks, err := machineClocks()
 	if err != nil {
@@ -101,8 +101,8 @@ func Machine(o Options, own *Meter, window time.Duration) (Options, func(), erro
 	return o, func() { m.Close(); bus.Close() }, nil
 }
 
-// machineClocks reads the machine's clocks once, to fail early, and returns
-// their reader.
+// machineClocks returns the function that reads the machine's clocks, after a first
+// reading to detect errors.
 func machineClocks() (func() wall.Reading, error) {
 	last, err := wall.Read()
 	if err != nil {
@@ -114,7 +114,7 @@ func machineClocks() (func() wall.Reading, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if err != nil {
-			return last // clocks that could be read once remain readable
+			return last // clocks that could be read once stay readable
 		}
 		last = r
 		return r

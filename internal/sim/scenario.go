@@ -15,7 +15,7 @@ import (
 //go:embed default.yaml
 var defaultScenario []byte
 
-// maxScenario bounds a scenario file.
+// maxScenario is the maximum size of a scenario file.
 const maxScenario = 4 << 20
 
 // Default returns the embedded scenario: one region, a dozen workers, users who

@@ -61,9 +61,9 @@ import (
 // Options configure a Server. The zero value runs the default scenario without
 // a state file.
 type Options struct {
-	Scenario world.Config // one without regions and workers is replaced by Default, except for Seed, Speed and Start
+	Scenario world.Config // without regions and workers, Default replaces all but Seed, Speed and Start
 	State    string       // file that the world is loaded from and saved to; empty means none
-	Metadata string       // id or name of the instance that /latest/ means on 127.0.0.1
+	Metadata string       // number of network hops from clients to the metadata service; 0 means 1
 	Hops     int          // how many hops metadata clients are away; 0 means 1
 }
 
@@ -115,7 +115,7 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Handler returns a handler for everything.
+// Handler returns the handler for all requests.
 func (s *Server) Handler() http.Handler { return s.mux }
 
 // query passes a request of the query protocol to its service.
@@ -142,13 +142,13 @@ func (s *Server) query(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Listeners are the listeners of a Server. Nil ones are not served.
+// Listeners are what a Server listens on. Nil listeners are not served.
 type Listeners struct {
 	API net.Listener // plain HTTP, everything
 	CML net.Listener // TLS, for the CML hosts; wrap a listener on the unspecified address with LoopbackOnly
 }
 
-// saveEvery is how often a server with a state file writes it.
+// saveEvery is the interval at which the state file is written.
 const saveEvery = 10 * time.Second
 
 // Run serves until ctx ends, then closes the listeners, saves the state and
@@ -160,7 +160,7 @@ func (s *Server) Run(ctx context.Context, l Listeners) error {
 	failed := make(chan error, 2) // one slot for each server, so that neither blocks
 	var wg sync.WaitGroup
 	serve := func(h http.Handler, l net.Listener) {
-		// Requests end with the run, so that a hanging fault does not delay it.
+		// Requests end with the run, so that an injected hang does not delay it.
 		srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute, BaseContext: func(net.Listener) context.Context { return ctx }}
 		servers = append(servers, srv)
 		wg.Go(func() { failed <- srv.Serve(l) })
@@ -180,7 +180,7 @@ func (s *Server) Run(ctx context.Context, l Listeners) error {
 	return errors.Join(err, s.Save())
 }
 
-// keep saves the state periodically until the end.
+// keep saves the state periodically until ctx ends or a server has failed.
 func (s *Server) keep(ctx context.Context, failed <-chan error) error {
 	tick := time.NewTicker(saveEvery)
 	defer tick.Stop()
@@ -198,8 +198,7 @@ func (s *Server) keep(ctx context.Context, failed <-chan error) error {
 	}
 }
 
-// Save writes the state file, completely or not at all. Without one it does
-// nothing.
+// Save writes the state file atomically. Without a state file it does nothing.
 func (s *Server) Save() error {
 	if s.state == "" {
 		return nil

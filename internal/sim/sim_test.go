@@ -101,7 +101,7 @@ func TestControl(t *testing.T) {
 	ask(t, h, "GET", "/cml/cml-2/api/v0/system_information", "", 200, nil)
 }
 
-// serve runs a simulator with a state file on two ports of every loopback address.
+// serve runs a simulator with a state file on two ports of all loopback addresses.
 func serve(t *testing.T, file string) (s *Server, api, cml string, stop func() error) {
 	t.Helper()
 	s, err := New(Options{State: file})
@@ -124,8 +124,9 @@ func serve(t *testing.T, file string) (s *Server, api, cml string, stop func() e
 	return s, api, cml, func() error { cancel(); return <-done }
 }
 
-// TestRun serves over sockets: CML by TLS at the address of each instance, the
-// metadata service at its own, and everything again after a restart.
+// TestRun checks a simulator on real sockets: each instance's CML answers by TLS at
+// the instance's address and its metadata service at its own address, and the state
+// is the same after a restart.
 func TestRun(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "state.json")
 	up := func() (s *Server, api, cml string, stop func() error) { return serve(t, file) }

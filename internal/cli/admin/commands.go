@@ -1,5 +1,5 @@
-// Package admin has the verbs that run a fleet: tokens and logins, settings,
-// notifications, and the halt of everything automatic.
+// Package admin has the verbs that administer a fleet: tokens and logins, settings,
+// notifications, and the halt of all automatic actions.
 package admin
 
 import (
@@ -8,17 +8,17 @@ import (
 	"lull/internal/cli/client"
 )
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct{ *client.Session }
 
-// Halt returns lull halt.
+// Halt returns the verb lull halt.
 func Halt(s *client.Session) []*cobra.Command { return []*cobra.Command{verbs{s}.haltCommand()} }
 
-// Commands returns token, login, logout, settings and notify.
+// Commands returns the verbs token, login, logout, settings and notify.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return []*cobra.Command{v.tokenCommand(), v.loginCommand(), v.logoutCommand(), v.settingsCommand(), v.notifyCommand()}
 }
 
-// AgentHalt returns lull agent halt.
+// AgentHalt returns the verb lull agent halt.
 func AgentHalt(s *client.Session) *cobra.Command { return verbs{s}.agentHalt() }

@@ -18,7 +18,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// haltFlags are the flags of lull halt, for all targets.
+// haltFlags are the flags of lull halt, whatever its target.
 type haltFlags struct {
 	off    bool
 	reason string
@@ -32,7 +32,7 @@ func (h *haltFlags) bind(f *pflag.FlagSet) {
 	term.BindEnd(f, &h.until, &h.dur)
 }
 
-// end is when the halt ends by itself; nil for never.
+// end returns when the requested halt ends by itself; nil if it has no end.
 func (h *haltFlags) end(now time.Time) (*time.Time, error) {
 	ends := h.until != "" || h.dur != 0
 	switch {
@@ -58,8 +58,8 @@ func endText(t *time.Time) string {
 	return t.Format(time.RFC3339Nano)
 }
 
-// haltLine formats the answer to a halt that was set or lifted: its effect, and
-// how it ends.
+// haltLine returns the text after a halt was set or lifted: what that means, and how
+// to undo it.
 func (c verbs) haltLine(on bool, until *time.Time, means, verb string) string {
 	switch {
 	case !on:
@@ -110,7 +110,7 @@ LULL_SERVER is set. For a machine with an agent: lull agent halt.`,
 	return cmd
 }
 
-// fleetHalt is lull halt for a server.
+// fleetHalt sets, lifts or shows the halt of a server's fleet.
 func (c verbs) fleetHalt(ctx context.Context, h haltFlags, until *time.Time) error {
 	cl, err := c.ServerClient()
 	if err != nil {

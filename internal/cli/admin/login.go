@@ -17,7 +17,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// loginWithin is the time limit for a user to log in.
+// loginWithin is how long the user may take to log in.
 const loginWithin = 10 * time.Minute
 
 func (c verbs) loginCommand() *cobra.Command {
@@ -78,7 +78,8 @@ func (c verbs) logoutCommand() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error { return c.KeepLogin(c.ServerURL(), nil) }}
 }
 
-// loginHere waits on loopback for the browser to come back from the issuer.
+// loginHere listens on loopback until the browser comes back from the issuer, and
+// returns the login.
 func (c verbs) loginHere(ctx context.Context, p *oidc.Provider) (l oidc.Login, err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -102,7 +103,7 @@ func (c verbs) loginHere(ctx context.Context, p *oidc.Provider) (l oidc.Login, e
 		fmt.Fprintln(w, "You may close this page and return to the terminal.")
 		select {
 		case got <- back{q.Get("code"), q.Get("error")}:
-		default: // a page that is loaded again
+		default: // the page was loaded again
 		}
 	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
@@ -111,7 +112,7 @@ func (c verbs) loginHere(ctx context.Context, p *oidc.Provider) (l oidc.Login, e
 	defer func() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = srv.Shutdown(last) // the page is written; a browser that keeps its connection is cut off
+		_ = srv.Shutdown(last) // the page has been written; connections that the browser keeps open are cut
 		_ = srv.Close()
 		<-ended
 	}()

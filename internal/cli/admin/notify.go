@@ -117,7 +117,8 @@ func (c verbs) notifyDrop() *cobra.Command {
 	}, "is deleted")
 }
 
-// eachLetter is a verb for dead letters, by name or all of them.
+// eachLetter returns a verb that calls do for the named dead letters, or for all of
+// them.
 func (c verbs) eachLetter(verb, short string, do func(context.Context, *control.Client, string) error, done string) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{Use: verb + " {CHANNEL/ID... | --all}", Short: short, Args: term.Args(cobra.ArbitraryArgs), Example: "  lull notify " + verb + " --all",

@@ -16,8 +16,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// Server returns the verbs of lull server that ask a running server: stats,
-// shards, reconcile, resign and profile.
+// Server returns the verbs of lull server that need a running server: stats, shards,
+// reconcile, resign and profile.
 func Server(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return []*cobra.Command{v.serverStats(), v.serverShards(), v.serverReconcile(), v.serverResign(), v.serverProfile()}
@@ -77,7 +77,7 @@ func (c verbs) serverShards() *cobra.Command {
 		}}
 }
 
-// serverDo is a verb that a server accepts and answers without a result.
+// serverDo returns a verb that sends a request to the server and prints accepted.
 func (c verbs) serverDo(use, short, long, path, accepted string) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Long: long, Args: term.Args(cobra.NoArgs), Example: "  lull server " + use,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -151,7 +151,8 @@ with MACHINE, ask the server, which answers from that agent's reports.`,
 	return cmd
 }
 
-// agentWhyThere says why a machine runs by what its agent reported to a server.
+// agentWhyThere explains why a machine is running, from what its agent reported to a
+// server.
 func (c verbs) agentWhyThere(ctx context.Context, machine string, at time.Time) error {
 	c.ShowHalt(ctx)
 	cl, err := c.ServerClient()
@@ -170,7 +171,7 @@ func (c verbs) agentWhyThere(ctx context.Context, machine string, at time.Time) 
 	})
 }
 
-// completeAgents completes the names of machines whose agents report to the
+// completeAgents completes the names of machines with agents that report to the
 // server.
 func (c verbs) completeAgents(cmd *cobra.Command, a []string, _ string) (names []string, _ cobra.ShellCompDirective) {
 	if len(a) > 0 {
@@ -307,7 +308,8 @@ takes the completion back until the action starts.`,
 	return cmd
 }
 
-// onComplete returns the action of a completion under the effective policy.
+// onComplete returns the action that a completion would cause under the effective
+// policy.
 func onComplete(s agentctl.Status) string {
 	for _, v := range s.Settings {
 		if v.Name == "on-complete" {

@@ -13,8 +13,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestFleetHaltIsShown on the screens of an agent and of a host, with the command
-// that ends it.
+// TestFleetHaltIsShown checks that the status of an agent and of a host shows a halt
+// of the fleet, with the command that lifts it.
 func TestFleetHaltIsShown(t *testing.T) {
 	c := verbs{&client.Session{Term: term.Term{Getenv: func(string) string { return "" }}}}
 	h := idle.HaltedBy{By: "ada", Since: time.Now(), Reason: "network", Fleet: true}

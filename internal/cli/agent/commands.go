@@ -1,5 +1,5 @@
-// Package agent has the verbs that ask the agent of this machine, or a server
-// about agents elsewhere.
+// Package agent has the verbs that query the agent of this machine, or a server about
+// agents elsewhere.
 package agent
 
 import (
@@ -9,10 +9,10 @@ import (
 	"lull/internal/cli/explain"
 )
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct{ *client.Session }
 
-// Commands returns the verbs of lull agent that ask an agent or a server.
+// Commands returns the verbs of lull agent that need a running agent or a server.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return []*cobra.Command{v.agentStatus(), v.agentWhy(), v.agentReload(), v.agentSnooze(), v.agentComplete(), v.agentLease(), v.agentTTL(),

@@ -71,27 +71,27 @@ not read because a cheaper one was active, or no agent ran.`},
 	return cmd
 }
 
-// picture summarizes the history of a period.
+// picture is the history of a period, in the form in which it is drawn.
 type picture struct {
 	from, to time.Time
 	watched  []stretch
-	entries  []agentctl.Entry // of that time
+	entries  []agentctl.Entry // entries of that period
 }
 
-// stretch is a time during which the signals said the same.
+// stretch is a period during which no signal changed its state.
 type stretch struct {
 	from, to time.Time
 	states   map[string]idle.State
 }
 
-// takePicture asks for everything that it takes to draw from since until until;
-// zero is 24 hours, or less where less is recorded, and now.
+// takePicture reads the history from since until until. A zero until means now. A
+// zero since means 24 hours before until, or the first entry if that is later.
 func takePicture(cmd *cobra.Command, cl *agentctl.Client, since, until, now time.Time) (picture, error) {
 	p := picture{from: since, to: cmp.Or(until, now)}
 	if since.IsZero() {
 		p.from = p.to.Add(-24 * time.Hour)
 	}
-	// The state at the beginning was reported before it.
+	// The state at the beginning is in an earlier entry.
 	before, err := cl.History(cmd.Context(), agentctl.HistoryQuery{Until: p.from, Limit: 500})
 	if err != nil {
 		return p, err
@@ -108,8 +108,8 @@ func takePicture(cmd *cobra.Command, cl *agentctl.Client, since, until, now time
 	return p, nil
 }
 
-// take sorts a history, which reaches to the present, into watched periods and
-// events.
+// take divides history entries, which must reach up to now, into watched stretches
+// and events.
 func (p *picture) take(list []agentctl.Entry, now time.Time) {
 	var open *stretch
 	var last time.Time
@@ -123,7 +123,7 @@ func (p *picture) take(list []agentctl.Entry, now time.Time) {
 	for _, e := range list {
 		switch slept := time.Duration(e.Slept); {
 		case e.Kind == "start":
-			end(last) // how long the previous agent lived is unknown
+			end(last) // when the previous agent ended is unknown
 		case e.Kind == "end":
 			end(e.At)
 		case e.Kind == "resume" && slept > 0:
@@ -143,10 +143,11 @@ func (p *picture) take(list []agentctl.Entry, now time.Time) {
 	end(now)
 }
 
-// pictureWidth is the most columns of time; with names it fits 80.
+// pictureWidth is the maximum number of columns. With the names of signals, the
+// picture fits 80 characters.
 const pictureWidth = 60
 
-// pictureSteps are the possible lengths of time that a column covers.
+// pictureSteps are the lengths of time that a column can cover.
 var pictureSteps = []time.Duration{5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute,
 	15 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour, 24 * time.Hour, 7 * 24 * time.Hour, 31 * 24 * time.Hour, 366 * 24 * time.Hour}
 
@@ -165,14 +166,16 @@ func (p *picture) columns() (at []time.Time, step time.Duration) {
 	return at, step
 }
 
-// marks of a signal, by what weighs most in a column.
+// marks are the marks for the states of a signal. A column shows the first one that
+// occurs in it.
 var marks = []struct {
 	state idle.State
 	mark  rune
 	name  string
 }{{idle.Active, '█', "active"}, {idle.Unknown, '?', "unknown"}, {idle.Quiet, '·', "quiet"}, {idle.Absent, '-', "absent"}}
 
-// happenings are the marks of the row of events, by what weighs most.
+// happenings are the marks for events. A column shows the first one that occurs in
+// it.
 var happenings = []struct {
 	mark rune
 	name string
@@ -207,8 +210,8 @@ func accepted(action string) func(agentctl.Entry) bool {
 	return func(e agentctl.Entry) bool { return phase("accepted")(e) && e.Outcome.Action == action }
 }
 
-// draw writes the picture, with the times of a place, and nothing where
-// nothing is recorded.
+// draw writes the picture with times in the zone place. Where nothing is recorded it
+// leaves the columns blank.
 func (p *picture) draw(w io.Writer, place *time.Location) {
 	columns, step := p.columns()
 	signals := p.signals()
@@ -264,7 +267,7 @@ func (p *picture) draw(w io.Writer, place *time.Location) {
 	fmt.Fprintf(w, "\n%s\n%s\n\n", strings.Join(legend, ", "), p.summary(place))
 }
 
-// axis has the time of every tenth column.
+// axis returns a line with the time of every tenth column.
 func axis(columns []time.Time, step time.Duration, place *time.Location) string {
 	form := "15:04"
 	switch {
@@ -280,7 +283,8 @@ func axis(columns []time.Time, step time.Duration, place *time.Location) string 
 	return strings.TrimRight(b.String(), " ")
 }
 
-// says reports whether a signal was in that state at any time between from and to.
+// says reports whether a signal was in the given state at any time between from and
+// to.
 func (p *picture) says(signal string, state idle.State, from, to time.Time) bool {
 	return slices.ContainsFunc(p.watched, func(x stretch) bool {
 		s, ok := x.states[signal]
@@ -288,7 +292,7 @@ func (p *picture) says(signal string, state idle.State, from, to time.Time) bool
 	})
 }
 
-// signals returns those that were read, signals of users first.
+// signals returns the names of the signals in the picture, those about users first.
 func (p *picture) signals() []string {
 	order := []string{"users", "terminals", "recent", "cpu", "gpu", "disk", "network"}
 	var out []string
@@ -309,9 +313,10 @@ func (p *picture) signals() []string {
 	return out
 }
 
-// summary says the picture in numbers.
+// summary returns how long the machine was in use, quiet, unknown and not watched,
+// and the numbers of important events.
 func (p *picture) summary(place *time.Location) string {
-	var sums [4]time.Duration // by the weight of marks
+	var sums [4]time.Duration // by index of marks
 	whole := p.to.Sub(p.from)
 	rest := whole
 	for _, x := range p.watched {
@@ -350,7 +355,7 @@ func (p *picture) summary(place *time.Location) string {
 	return fmt.Sprintf("%s to %s: %s", p.from.In(place).Format(time.DateTime), p.to.In(place).Format(time.DateTime), strings.Join(said, ", "))
 }
 
-// weight is the heaviest mark of a stretch.
+// weight returns the index in marks of the most important state in a stretch.
 func (x stretch) weight() int {
 	for i, m := range marks {
 		for _, s := range x.states {

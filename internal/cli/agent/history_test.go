@@ -12,8 +12,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// TestHistoryPicture draws a day of a workspace: used, left, warned, stopped,
-// started again, killed, asleep.
+// TestHistoryPicture checks the picture of a day on which the machine was used, left,
+// warned, stopped, started again, its agent was killed, and it slept.
 func TestHistoryPicture(t *testing.T) {
 	day := time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC)
 	at := func(clock string) time.Time {
@@ -45,7 +45,7 @@ func TestHistoryPicture(t *testing.T) {
 		acted("11:30", "stop", "intent"),
 		acted("11:30", "stop", "accepted"),
 		did("11:31", "end"),
-		did("13:00", "start"), // and killed some time after 13:30
+		did("13:00", "start"), // the agent was killed some time after 13:30
 		says("13:01", "cpu=quiet users=quiet gpu=absent"),
 		did("13:30", "snooze"),
 		did("15:00", "start"),

@@ -14,7 +14,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// agentLs lists the agents that report to a server.
+// agentLs returns the verb that lists the agents that report to a server.
 func (c verbs) agentLs() *cobra.Command {
 	return &cobra.Command{Use: "ls", Short: "List agents, and which are outdated or silent", Example: "  lull agent ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -34,7 +34,7 @@ func (c verbs) agentLs() *cobra.Command {
 						if m.Outdated {
 							version += " (outdated)"
 						}
-						// It reports to another server, which has the report.
+						// The agent reports to another server, which has the report.
 						heard, state, alarms := "there", "-", "-"
 						if m.Report != nil {
 							heard = term.Span(time.Duration(m.AgeSeconds*float64(time.Second))) + " ago"
@@ -50,7 +50,7 @@ func (c verbs) agentLs() *cobra.Command {
 		}}
 }
 
-// agentGet shows the last report of an agent elsewhere.
+// agentGet returns the verb that shows the last report of an agent.
 func (c verbs) agentGet() *cobra.Command {
 	return &cobra.Command{Use: "get MACHINE", Short: "Show the last report of an agent to the server", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeAgents,
 		Example: "  lull agent get ws-1",
@@ -67,7 +67,7 @@ func (c verbs) agentGet() *cobra.Command {
 		}}
 }
 
-// agentState describes the report of an agent in a word or two.
+// agentState returns one or two words about the state in an agent's report.
 func agentState(r control.AgentReport) string {
 	if a := r.Action; a != nil && (a.Phase == "calling" || a.Phase == "accepted") {
 		return a.Action

@@ -15,8 +15,7 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// shortTime is t as users read it next to now: without the date on the same
-// day.
+// shortTime formats t, without the date if it is on the same day as now.
 func shortTime(now, t time.Time) string {
 	now, t = now.Local(), t.Local()
 	if now.YearDay() == t.YearDay() && now.Year() == t.Year() {
@@ -25,7 +24,7 @@ func shortTime(now, t time.Time) string {
 	return t.Format("2006-01-02 15:04")
 }
 
-// upcomingText says one thing that happens to the machine by itself.
+// upcomingText returns a clause about an upcoming automatic action.
 func upcomingText(now time.Time, u agentctl.Upcoming) string {
 	does := map[string]string{"stop": "stops", "hibernate": "hibernates", "terminate": "terminates"}[u.Action]
 	done := map[string]string{"stop": "stopped", "hibernate": "hibernated", "terminate": "terminated"}[u.Action]
@@ -54,7 +53,8 @@ func remedy(u agentctl.Upcoming, until time.Time) string {
 	return ""
 }
 
-// extendBy is an extension that covers a gap, as users type it.
+// extendBy returns how much to extend a TTL to cover a gap, rounded up to what a user
+// would type.
 func extendBy(gap time.Duration) time.Duration {
 	step := time.Hour
 	switch {
@@ -66,8 +66,8 @@ func extendBy(gap time.Duration) time.Duration {
 	return (gap + step - 1).Truncate(step)
 }
 
-// holdText confirms a snooze or a lease until end, and adds what it does not
-// prevent and what follows it.
+// holdText confirms that held, a snooze or lease, lasts until end. It adds the action
+// that the hold does not prevent, or the next one after it.
 func holdText(now time.Time, held string, end time.Time, s agentctl.Status) string {
 	text := held + " until " + shortTime(now, end)
 	if len(s.Upcoming) > 0 {
@@ -89,7 +89,7 @@ func holdText(now time.Time, held string, end time.Time, s agentctl.Status) stri
 	return text + ". " + nothingText(s)
 }
 
-// nextText says what happens to the machine by itself next.
+// nextText returns a sentence about the next automatic action on the machine.
 func nextText(now time.Time, s agentctl.Status) string {
 	if len(s.Upcoming) == 0 {
 		return nothingText(s)
@@ -102,7 +102,7 @@ func nextText(now time.Time, s agentctl.Status) string {
 	return sentences(parts...)
 }
 
-// nothingText says why nothing happens by itself.
+// nothingText returns a sentence about why no automatic action is to be expected.
 func nothingText(s agentctl.Status) string {
 	const nothing = "No stop is pending"
 	switch l := s.Server; {
@@ -111,7 +111,7 @@ func nothingText(s agentctl.Status) string {
 	case l != nil && l.Halted:
 		return nothing + ": the server halted automatic actions."
 	}
-	// It is kept running without a known end.
+	// Something without a known end keeps the machine running.
 	i := slices.IndexFunc(s.Verdict.Blocks, func(b idle.Block) bool { return b.Until == nil })
 	if i < 0 {
 		return nothing + " at a known time."
@@ -126,8 +126,8 @@ func lowerFirst(s string) string {
 	return s
 }
 
-// sentences ends each part with a full stop, unless it ends in a command, and
-// begins each but the first with a capital. Empty parts are left out.
+// sentences joins parts to sentences: each but the first begins with a capital, and
+// each ends with a full stop unless it ends with a command. Empty parts are left out.
 func sentences(parts ...string) string {
 	var out []string
 	for i, p := range parts {
@@ -165,7 +165,8 @@ func hookText(w io.Writer, indent, name string, h *agentctl.Hook) {
 	}
 }
 
-// printable is a line of foreign output that is safe to show on a terminal.
+// printable returns a line of a program's output without characters that a terminal
+// might interpret.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' || r == 0x7f || r == 0xfffd || r >= 0x80 && r < 0xa0 {

@@ -9,8 +9,9 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// TestHoldPromisesOnlyWhatHolds checks that a confirmation names the actions
-// that come before the end of the hold, and the command that postpones them.
+// TestHoldPromisesOnlyWhatHolds checks that the confirmation of a snooze or lease
+// names any action that comes before its end, with the command that postpones that
+// action.
 func TestHoldPromisesOnlyWhatHolds(t *testing.T) {
 	now := time.Date(2026, 3, 4, 14, 0, 0, 0, time.Local)
 	end := now.Add(2*time.Hour + 12*time.Minute)

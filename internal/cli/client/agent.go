@@ -6,7 +6,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// OnAgent declares --socket and runs f with a client of that agent.
+// OnAgent adds --socket to cmd, and makes cmd run f with a client of the agent at
+// that socket.
 func (c *Session) OnAgent(cmd *cobra.Command, f func(cmd *cobra.Command, a []string, cl *agentctl.Client) error) *cobra.Command {
 	socket := cmd.Flags().String("socket", "", "the agent's control socket (default $LULL_AGENT_SOCKET, then /run/lull/agent.sock)")
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
@@ -15,8 +16,8 @@ func (c *Session) OnAgent(cmd *cobra.Command, f func(cmd *cobra.Command, a []str
 	return cmd
 }
 
-// AgentSocket returns the path of the agent's control socket: flag, or the default
-// if that is empty.
+// AgentSocket returns the path of the agent's control socket: flag if not empty,
+// otherwise the default.
 func (c *Session) AgentSocket(flag string) string {
 	if flag != "" {
 		return flag

@@ -16,19 +16,19 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// UnderHalt makes a verb that lists or explains first print the halt in effect,
-// if any: on a fleet by whom, since when, until when and why. JSON output has
-// it in the objects with a field for it.
+// UnderHalt makes a verb that lists or explains something about a fleet first print
+// the halt in effect, if any, with who set it, since when, until when and why. JSON
+// output is unchanged.
 func (c *Session) UnderHalt(cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
 		flagged := func(name string) bool { f := cmd.Flags().Lookup(name); return f != nil && f.Changed }
-		if flagged("follow") { // it continues, so its output cannot be buffered
+		if flagged("follow") { // the output does not end, so it cannot be buffered
 			c.ShowHalt(cmd.Context())
 			return run(cmd, a)
 		}
 		out, said := c.Out, new(bytes.Buffer)
-		c.Out = said // faults in its flags come before any request
+		c.Out = said // buffered, so that nothing is requested if the flags are wrong
 		err := run(cmd, a)
 		c.Out = out
 		if said.Len() > 0 && !flagged("csv") {
@@ -40,7 +40,8 @@ func (c *Session) UnderHalt(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// ShowHalt is silent about a fleet that cannot be asked: the verb says that.
+// ShowHalt prints the fleet's halt, if any. If the server cannot be asked it prints
+// nothing, because the verb itself will report that.
 func (c *Session) ShowHalt(ctx context.Context) {
 	if c.JSON {
 		return
@@ -55,14 +56,15 @@ func (c *Session) ShowHalt(ctx context.Context) {
 	}
 }
 
-// ShowHostHalt is tellHalt of a host.
+// ShowHostHalt prints the halt that applies to a host, if any.
 func (c *Session) ShowHostHalt(w io.Writer, s hostctl.Status) {
 	if h := s.Halt; h != nil {
 		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence("Automatic actions on this host are"))+" Lift it with: "+c.endOfHalt(h, "lull halt --off", s.Server)))
 	}
 }
 
-// endOfHalt is the command that ends h: verb, or the fleet's with its server.
+// endOfHalt returns the command that lifts h: verb, or for a halt of the fleet the
+// command for its server.
 func (c *Session) endOfHalt(h *idle.HaltedBy, verb string, l *hostctl.ServerLink) string {
 	switch {
 	case !h.Fleet:

@@ -11,7 +11,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// HostClient finds the host daemon.
+// HostClient returns a client of the host daemon.
 func (c *Session) HostClient() (*hostctl.Client, error) {
 	return hostctl.NewClient(c.hostAddress())
 }
@@ -21,7 +21,7 @@ func (c *Session) hostAddress() string {
 	return cmp.Or(c.Host, c.Getenv("LULL_HOST"), DefaultSocket(c.Getenv))
 }
 
-// DefaultSocket is where a host of this user listens.
+// DefaultSocket returns where this user's host listens by default.
 func DefaultSocket(getenv func(string) string) string {
 	if os.Geteuid() == 0 {
 		return "/run/lull/host.sock"
@@ -32,8 +32,8 @@ func DefaultSocket(getenv func(string) string) string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("lull-%d", os.Geteuid()), "host.sock")
 }
 
-// DefaultData is the data directory of a daemon of this user: place is "host" or
-// "server".
+// DefaultData returns the default data directory of this user's daemon; place is
+// "host" or "server".
 func DefaultData(getenv func(string) string, place string) string {
 	if os.Geteuid() == 0 {
 		return filepath.Join("/var/lib/lull", place)
@@ -47,7 +47,7 @@ func DefaultData(getenv func(string) string, place string) string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("lull-%d", os.Geteuid()), place)
 }
 
-// CompleteInstances offers the names of instances.
+// CompleteInstances completes arguments with the names of instances.
 func (c *Session) CompleteInstances(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(a) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

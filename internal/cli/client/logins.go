@@ -47,7 +47,7 @@ func (c *Session) logins() (map[string]SavedLogin, error) {
 	return out, nil
 }
 
-// KeepLogin writes the login to a server, or forgets it.
+// KeepLogin stores the login to a server; nil removes it.
 func (c *Session) KeepLogin(server string, l *SavedLogin) error {
 	all, err := c.logins()
 	if err != nil {
@@ -67,8 +67,8 @@ func (c *Session) KeepLogin(server string, l *SavedLogin) error {
 	return segment.WriteFile(c.loginFile(), append(b, '\n'), 0o600)
 }
 
-// loggedIn is the token of the login to a server, renewed where it is about
-// to end; empty without one.
+// loggedIn returns the token of the stored login to a server, renewed if it is about
+// to expire; empty if there is no login.
 func (c *Session) loggedIn(server string) (string, error) {
 	all, err := c.logins()
 	l, ok := all[server]

@@ -24,7 +24,7 @@ func (c *Session) ServerURL() string {
 	return cmp.Or(c.Server, c.Getenv("LULL_SERVER"), "http://127.0.0.1:7070")
 }
 
-// ServerClient finds the server.
+// ServerClient returns a client of the server.
 func (c *Session) ServerClient() (*control.Client, error) {
 	where := c.ServerURL()
 	token := c.Token
@@ -40,13 +40,14 @@ func (c *Session) ServerClient() (*control.Client, error) {
 	return control.NewClient(where, token, c.HTTP)
 }
 
-// AsksServer reports whether a verb that a host and a server both have is meant
-// for the server: --server is given, or only LULL_SERVER is set.
+// AsksServer reports whether a verb that exists for hosts and servers is meant for
+// the server: --server is given, or LULL_SERVER is set and neither --host nor
+// LULL_HOST is.
 func (c *Session) AsksServer() bool {
 	return c.Server != "" || c.Getenv("LULL_SERVER") != "" && c.Host == "" && c.Getenv("LULL_HOST") == ""
 }
 
-// OrServer gives a verb of the host its meaning for a server.
+// OrServer makes a host's verb call ask if it is meant for a server.
 func (c *Session) OrServer(cmd *cobra.Command, ask func(cmd *cobra.Command, a []string) error) *cobra.Command {
 	host := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
@@ -57,7 +58,7 @@ func (c *Session) OrServer(cmd *cobra.Command, ask func(cmd *cobra.Command, a []
 		if len(a) == 0 || err == nil || term.ExitCode(err) != term.ExitNotFound || c.Getenv("LULL_SERVER") == "" {
 			return err
 		}
-		// A name that the host does not know may be one of the server's.
+		// The host does not know the name, but the server may.
 		if err = ask(cmd, a); err != nil {
 			err = fmt.Errorf("%w; checked the host (%s) and the server (%s)", err, c.hostAddress(), c.ServerURL())
 		}
@@ -84,7 +85,7 @@ func (c *Session) CompleteWorkers(cmd *cobra.Command, a []string, to string) ([]
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	q := url.Values{"sort": {"name"}, "limit": {"500"}, "q": {to}} // as many as anybody reads
+	q := url.Values{"sort": {"name"}, "limit": {"500"}, "q": {to}} // no one reads more than 500
 	l, err := control.Read[control.List[worker.Worker]](cmd.Context(), cl, "/workers?"+q.Encode())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
@@ -96,8 +97,8 @@ func (c *Session) CompleteWorkers(cmd *cobra.Command, a []string, to string) ([]
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// FindWorker returns the worker named by ref, its ID or its name, and a client of its
-// server. An unknown name is answered with similar ones.
+// FindWorker returns the worker with the ID or name ref, and a client of its server.
+// The error for an unknown name suggests similar ones.
 func (c *Session) FindWorker(ctx context.Context, ref string) (*control.Client, worker.Worker, error) {
 	cl, err := c.ServerClient()
 	if err != nil {
@@ -112,12 +113,12 @@ func (c *Session) FindWorker(ctx context.Context, ref string) (*control.Client, 
 	return cl, w, err
 }
 
-// nearWorkers are up to three names that are ref but for case, what stands
-// between its parts and two letters. Without a listing there are none.
+// nearWorkers returns up to three names that are similar to ref, ignoring case and
+// separators; "" if there are none or the listing fails.
 func nearWorkers(ctx context.Context, cl *control.Client, ref string) string {
 	l, err := cl.Workers(ctx, url.Values{})
 	if err != nil {
-		return "" // the worker is not found all the same
+		return "" // the error about the worker is enough
 	}
 	var near []string
 	for _, w := range l {
@@ -129,7 +130,7 @@ func nearWorkers(ctx context.Context, cl *control.Client, ref string) string {
 	return strings.Join(near[:min(len(near), 3)], " or ")
 }
 
-// plainName formats a name for display.
+// plainName returns a name in lower case and without separators, for comparisons.
 func plainName(s string) string {
 	return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))
 }

@@ -17,10 +17,9 @@ import (
 	"lull/internal/cli/term"
 )
 
-// Session is one run of the command line. Host, Server and Token are the values
-// of the flags of these names, empty if not given. HTTP carries the requests to
-// a server; nil means a client of its own. A Session is not safe for concurrent
-// use.
+// Session is one run of the command line. Host, Server and Token are the values of
+// the flags of these names; empty if not given. HTTP is the client for requests to a
+// server; nil means a new one. A Session is not safe for concurrent use.
 type Session struct {
 	term.Term
 	Host   string
@@ -29,8 +28,8 @@ type Session struct {
 	HTTP   *http.Client
 }
 
-// Prepare gives a program's root command the streams, the flags and the errors
-// of all verbs.
+// Prepare gives a program's root command the streams, flags and error handling that
+// all verbs share.
 func (c *Session) Prepare(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return c.CheckOutput() }
@@ -38,7 +37,7 @@ func (c *Session) Prepare(root *cobra.Command) {
 	root.SetErr(c.Err)
 	root.SetIn(c.In)
 	root.SetFlagErrorFunc(term.FlagFault)
-	root.Args = func(cmd *cobra.Command, a []string) error { // without it, cobra would print an error of its own
+	root.Args = func(cmd *cobra.Command, a []string) error { // otherwise cobra would print an error of its own
 		if len(a) > 0 {
 			return term.UnknownVerb(cmd, a[0])
 		}
@@ -49,7 +48,7 @@ func (c *Session) Prepare(root *cobra.Command) {
 	c.WrapHelp(root)
 }
 
-// Execute runs the verb that args name and returns the exit code.
+// Execute runs the verb that args select and returns the exit code.
 func (c *Session) Execute(ctx context.Context, root *cobra.Command, args []string) int {
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)

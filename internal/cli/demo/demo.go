@@ -1,10 +1,10 @@
-// Package demo is lull demo: it runs real programs on a host with short timers,
-// visits them as clients do, and has a server watch a simulated region of cloud
-// workers, so that a newcomer sees within a minute what lull does.
+// Package demo is lull demo. It runs real programs on a host with short timers,
+// visits them as clients would, and runs a server that watches a simulated region of
+// cloud workers. A newcomer sees within a minute what lull does.
 //
-// It drives the program lull as a user does: every part is a process of its own,
-// below a temporary directory that is removed at the end. It offers what the
-// machine has, and names what it leaves out with the reason.
+// It uses the program lull as a user would. Every part is a process of its own, below
+// a temporary directory that is removed at the end. Parts that this machine cannot
+// run are left out, with the reason.
 package demo
 
 import (
@@ -30,20 +30,20 @@ type Options struct {
 	term.Term
 	// Program is the file of lull, which the demo starts.
 	Program string
-	// Kernel is the guest kernel of the microVM; empty leaves it to the host.
+	// Kernel is the guest kernel for the microVM; if empty, the host chooses one.
 	Kernel string
-	// For limits the duration of the demo; 0 runs it until ctx ends.
+	// For is the duration of the demo; 0 means until ctx ends.
 	For time.Duration
 }
 
-// stage is the state that the parts of a demo share.
+// stage is what the parts of a demo share.
 type stage struct {
 	Options
 	data string // directory for everything that the demo writes
 	*screen
 
 	mu   sync.Mutex
-	left []string // programs that are left out, each with its reason
+	left []string // programs that are left out, with the reason
 }
 
 // leaveOut records that a part is not shown, and why.
@@ -53,8 +53,8 @@ func (s *stage) leaveOut(name string, why error) {
 	s.left = append(s.left, fmt.Sprintf("%-11s %v", name, why))
 }
 
-// Show runs the demo until ctx ends, and removes every trace of it. A part that
-// cannot be shown is left out with its reason. It is an error if none can.
+// Show runs the demo until ctx ends, and then removes everything it has created. A
+// part that this machine cannot run is left out. It is an error if no part can run.
 func Show(ctx context.Context, o Options) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -110,8 +110,8 @@ func Show(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// introduce prints the programs that are shown, those that are left out with
-// the reason, and the commands to type.
+// introduce prints the programs that are shown, those that are left out with the
+// reason, and the commands that a user can try.
 func (s *stage) introduce(h *host, c *cloud) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nShown here:\n\n")
@@ -149,7 +149,8 @@ func (s *stage) introduce(h *host, c *cloud) error {
 	return nil
 }
 
-// environment writes a file for the shell that says where the demo is.
+// environment writes a shell file that sets the addresses of the demo's host and
+// server, and returns its path.
 func (s *stage) environment(h *host, c *cloud) (string, error) {
 	var b strings.Builder
 	set := func(name, value string) {
@@ -178,7 +179,8 @@ func sameFile(a, b string) bool {
 	return err == nil && os.SameFile(one, two)
 }
 
-// directory creates the demo's directory, where programs can be executed.
+// directory creates the demo's directory in a file system that allows executing
+// programs.
 func directory() (string, error) {
 	var errs []error
 	for _, parent := range []string{os.TempDir(), "/var/tmp"} {
@@ -196,8 +198,8 @@ func directory() (string, error) {
 	return "", fmt.Errorf("cannot create a directory for the demo; set TMPDIR: %w", errors.Join(errs...))
 }
 
-// clean returns this process's environment without settings of lull and the
-// cloud, which are for the user's own host, server and accounts.
+// clean returns this process's environment without settings for lull and AWS, which
+// are for the user's own host, server and accounts.
 func clean() []string {
 	var env []string
 	for _, e := range os.Environ() {
@@ -216,7 +218,8 @@ func Visit(ctx context.Context, addr string) (string, error) {
 	return fmt.Sprintf("%s in %s", said, short(time.Since(began))), err
 }
 
-// Serve is the demo's own web server, for machines and guests without another.
+// Serve runs the demo's own web server, for machines without Python and for the
+// guest.
 func Serve(ctx context.Context, addr string) error {
 	srv := &http.Server{Addr: addr, ReadHeaderTimeout: visitLimit, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, page) // an error means that the client disconnected

@@ -27,8 +27,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// fleetScenario is the simulated region. Its users' day takes 24 minutes here,
-// and is in its first hour when the demo begins.
+// fleetScenario is the simulated region. A day of its users takes 24 minutes; the
+// demo begins in their first hour of work.
 const fleetScenario = `speed: 60
 start: %s
 regions: [{name: us-east-1}]
@@ -53,7 +53,7 @@ worker_auto_pause_snooze_minutes: 0
 cml_default_password: env:LULL_DEMO_CML
 `
 
-// cloud is the server and the simulated region that it watches.
+// cloud is the server and the simulated region.
 type cloud struct {
 	*control.Client
 	*stage
@@ -61,8 +61,8 @@ type cloud struct {
 	region     string            // the simulated region's APIs
 	url, token string            // of the server
 	page       string            // the dashboard, with a sign-in link
-	before     map[string]string // the workers' status
-	known      map[string]bool   // workers that were checked since they run
+	before     map[string]string // the last shown status of each worker
+	known      map[string]bool   // workers that have been checked since they started
 	checked    atomic.Bool       // every worker has been checked
 }
 
@@ -100,14 +100,14 @@ func (c *cloud) start(ctx context.Context) error {
 	return err
 }
 
-// word returns the text after a prefix, up to a space or a comma.
+// word returns the text after a prefix, up to the next space or comma.
 func word(said, after string) string {
 	_, rest, _ := strings.Cut(said, after)
 	return strings.TrimRight(strings.Fields(rest + " ")[0], ",")
 }
 
-// run starts lull and waits until it has printed something; it returns what it
-// printed up to then.
+// run starts lull in the background and waits until it has printed until. It returns
+// the output so far.
 func (c *cloud) run(name string, env []string, until string, args ...string) (string, error) {
 	logs, err := os.Create(filepath.Join(c.data, name+".log"))
 	if err != nil {
@@ -124,7 +124,7 @@ func (c *cloud) run(name string, env []string, until string, args ...string) (st
 		return "", err
 	}
 	c.started = append(c.started, cmd)
-	kill := time.AfterFunc(startLimit, func() { _ = cmd.Process.Kill() }) // the demo does not wait any longer
+	kill := time.AfterFunc(startLimit, func() { _ = cmd.Process.Kill() }) // give up if it takes too long
 	defer kill.Stop()
 	var printed strings.Builder
 	for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -145,7 +145,7 @@ type machine struct {
 	Region string `json:"region"`
 }
 
-// take imports and arms every instance of the region.
+// take imports and arms every instance of the region, and returns how many.
 func take(ctx context.Context, cl *control.Client, region string) (int, error) {
 	req, err := http.NewRequestWithContext(ctx, "GET", region+"/sim/instances", nil)
 	if err != nil {
@@ -171,7 +171,7 @@ func take(ctx context.Context, cl *control.Client, region string) (int, error) {
 	return len(all), err
 }
 
-// live lets the server take the workers, and says when it knows what each does.
+// live imports the workers and reports when the server has checked all of them.
 func (c *cloud) live(ctx context.Context) {
 	if c.Client == nil {
 		return
@@ -192,8 +192,8 @@ func (c *cloud) live(ctx context.Context) {
 	c.surprise(ctx)
 }
 
-// check has every worker checked, and waits until the server knows what each
-// does. All of them report.
+// check requests a check of every worker, and waits until the server knows the state
+// of all.
 func check(ctx context.Context, cl *control.Client) error {
 	limit := time.Now().Add(startLimit)
 	asked, known := map[string]bool{}, map[string]bool{}
@@ -234,10 +234,11 @@ func check(ctx context.Context, cl *control.Client) error {
 	}
 }
 
-// darkAfter is when the telemetry of a worker is switched off.
+// darkAfter is when the telemetry of one worker is switched off.
 const darkAfter = time.Minute
 
-// surprise switches off the telemetry of the worker dark, which is in use.
+// surprise switches off the telemetry of the worker dark, which is in use, to show
+// that it is not paused.
 func (c *cloud) surprise(ctx context.Context) {
 	if delay.For(ctx, darkAfter) != nil {
 		return
@@ -254,7 +255,7 @@ func (c *cloud) surprise(ctx context.Context) {
 	}
 }
 
-// rows returns how many workers are in each state, and notes what has changed.
+// rows returns the number of workers in each state, and prints what has changed.
 func (c *cloud) rows(ctx context.Context) []row {
 	if c.Client == nil {
 		return nil
@@ -295,7 +296,7 @@ func (c *cloud) rows(ctx context.Context) []row {
 	return []row{{name: "fleet", state: strings.Join(state, ", ")}}
 }
 
-// end stops the server and then the cloud.
+// end stops the server and then the simulated region.
 func (c *cloud) end() error {
 	var errs []error
 	for _, cmd := range slices.Backward(c.started) {

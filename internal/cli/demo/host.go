@@ -21,10 +21,10 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// The demo's timers are short, so that there is something to see.
+// Timers of the demo. They are short, so that there is something to see.
 const (
 	pauseAfter = 3 * time.Second
-	visitEvery = 6 * time.Second // interval between the simulated client's visits, to one program after the other
+	visitEvery = 6 * time.Second // interval between visits of the simulated client, which visits one program after the other
 	startLimit = time.Minute
 	endLimit   = 30 * time.Second
 )
@@ -37,12 +37,12 @@ type host struct {
 	shim   int
 	groups string // directory of its control groups; empty for none
 	socket string
-	guest  *program // not yet started; nil for none
+	guest  *program // the microVM, until it has started; nil if there is none
 
 	programs []program
 }
 
-// all returns the programs, with the guest that starts later.
+// all returns the programs, including the guest that starts later.
 func (h *host) all() []program {
 	if h.guest != nil {
 		return append(slices.Clone(h.programs), *h.guest)
@@ -50,7 +50,7 @@ func (h *host) all() []program {
 	return h.programs
 }
 
-// start starts the daemon and the programs that this machine has.
+// start starts the daemon and the programs that this machine can run.
 func (h *host) start(ctx context.Context) error {
 	st, err := h.startDaemon(ctx)
 	if err != nil {
@@ -81,7 +81,7 @@ func (h *host) start(ctx context.Context) error {
 	return nil
 }
 
-// startGuest boots the guest, which takes longer than the other programs.
+// startGuest starts the microVM, whose boot takes longer than the other programs.
 func (h *host) startGuest(ctx context.Context) {
 	if h.guest == nil {
 		return
@@ -112,7 +112,7 @@ func (h *host) startDaemon(ctx context.Context) (hostctl.Status, error) {
 	if err != nil {
 		return hostctl.Status{}, err
 	}
-	// The start is waited for even if the demo is to end: only a host that has
+	// Wait for the start even if the demo ends now, because only a host that has
 	// started can end its shim.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
 	defer cancel()
@@ -130,8 +130,8 @@ func (h *host) startDaemon(ctx context.Context) (hostctl.Status, error) {
 	}
 }
 
-// lull returns a command of lull that is apart from the terminal, so that Ctrl-C
-// goes to the demo alone, and that ends when the demo is killed.
+// lull returns a command of lull in a process group of its own, so that Ctrl-C
+// reaches only the demo. The command is killed when the demo dies.
 func (s *stage) lull(args ...string) *exec.Cmd {
 	cmd := exec.Command(s.Program, args...)
 	cmd.Env = clean()
@@ -152,7 +152,7 @@ func (h *host) run(ctx context.Context, p program) error {
 	return err
 }
 
-// visit connects a client to one program after the other, once it sleeps.
+// visit connects to one program after the other, whenever it is asleep.
 func (h *host) visit(ctx context.Context) {
 	all := h.all()
 	for n := 0; len(all) > 0; n++ {
@@ -180,7 +180,7 @@ func (h *host) visit(ctx context.Context) {
 	}
 }
 
-// short returns a duration with two or three digits.
+// short rounds a duration to two or three digits.
 func short(d time.Duration) time.Duration {
 	for unit := time.Microsecond; ; unit *= 10 {
 		if d < 1000*unit {
@@ -225,7 +225,7 @@ func (h *host) end() error {
 	return errors.Join(finish(h.daemon), h.endShim(), h.removeGroups()) // --stop-all stops the programs
 }
 
-// endShim waits for a process that is no child of the demo.
+// endShim waits for the end of the shim, which is not a child of the demo.
 func (h *host) endShim() error {
 	if h.shim <= 1 {
 		return nil
@@ -250,8 +250,8 @@ func (h *host) endShim() error {
 	return fmt.Errorf("cannot end lull-shim, process %d", h.shim)
 }
 
-// removeGroups removes the host's control groups, which are empty now, and the
-// directory that all hosts share if no other is in it.
+// removeGroups removes the host's control groups, which are empty by now, and their
+// parent directory if no other host uses it.
 func (h *host) removeGroups() error {
 	if h.groups == "" {
 		return nil
@@ -273,7 +273,7 @@ func (h *host) removeGroups() error {
 	return err
 }
 
-// finish asks a program to end, and kills it if it does not.
+// finish asks a program to end, and kills it if it takes too long.
 func finish(cmd *exec.Cmd) error {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err

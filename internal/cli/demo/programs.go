@@ -25,18 +25,18 @@ type program struct {
 	name, what string
 	addr, user string
 	command    []string
-	image      string // files of a microVM; empty for a process on this machine
+	image      string // files of the microVM; empty for a process on this machine
 	try        string // command that a user can type to wake it
 	visit      func(ctx context.Context, addr string) (said string, err error)
 }
 
-// visitLimit bounds the wait of one client of the demo.
+// visitLimit is how long a client of the demo waits for an answer.
 const visitLimit = time.Minute
 
-// page is the answer of the demo's web servers.
+// page is what the demo's web servers answer.
 const page = "I was asleep a moment ago.\n"
 
-// found is a program of a demo, or why this machine has none.
+// found is a program of the demo, or the reason why this machine cannot run it.
 type found struct {
 	name    string
 	prepare func(context.Context, *stage) (program, error)
@@ -72,8 +72,8 @@ func webServer(_ context.Context, s *stage) (program, error) {
 	return p, nil
 }
 
-// fetch returns a command that fetches a page with what is installed here, or the
-// page's address.
+// fetch returns a command that fetches a page with a program that is installed here;
+// otherwise the page's address.
 func fetch(addr string) string {
 	if _, err := exec.LookPath("curl"); err == nil {
 		return "curl http://" + addr
@@ -104,8 +104,8 @@ func visitWeb(ctx context.Context, addr string) (string, error) {
 	return fmt.Sprintf("status %d", res.StatusCode), err
 }
 
-// guest is the demo's own web server in a microVM. missing is why the host can
-// start none; empty if it can.
+// guest returns the demo's own web server in a microVM. missing is why the host
+// cannot run microVMs; empty if it can.
 func guest(s *stage, missing string) (program, error) {
 	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
 		return program{}, errors.New("a microVM: QEMU is not installed (Debian: qemu-system-x86)")
@@ -166,8 +166,8 @@ func visitRedis(ctx context.Context, addr string) (string, error) {
 	return "visit number " + strings.Trim(line, ":\r\n"), err
 }
 
-// postgres creates a database. As root it runs as Debian's user postgres,
-// because PostgreSQL refuses root.
+// postgres creates a database and returns the server for it. As root it uses Debian's
+// user postgres, because PostgreSQL refuses to run as root.
 func postgres(ctx context.Context, s *stage) (program, error) {
 	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
 	if err != nil || len(found) == 0 {
@@ -206,7 +206,7 @@ func lastLine(b []byte) string {
 	return lines[len(lines)-1]
 }
 
-// databaseUser returns the user that runs PostgreSQL here; nil means the user
+// databaseUser returns the user to run PostgreSQL as; a nil credential means the user
 // of the demo.
 func databaseUser() (string, *syscall.Credential, error) {
 	if os.Geteuid() != 0 {
@@ -224,7 +224,7 @@ func databaseUser() (string, *syscall.Credential, error) {
 	return u.Username, &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, err
 }
 
-// visitPostgres connects with the installation's psql.
+// visitPostgres returns a visit that connects with psql of the installation in bin.
 func visitPostgres(bin string) func(context.Context, string) (string, error) {
 	return func(ctx context.Context, addr string) (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, visitLimit)

@@ -13,8 +13,8 @@ import (
 	"lull/internal/cli/term"
 )
 
-// row is the state of something that the demo shows. State is compared to find
-// changes; Detail changes all the time.
+// row is one line of the demo's table. A change of State is an event; a change of
+// Detail is not.
 type row struct {
 	name, state, detail, color string
 }
@@ -28,9 +28,9 @@ type event struct {
 // lastEvents is how many events a terminal shows.
 const lastEvents = 8
 
-// screen prints the demo. On a terminal it redraws the rows and the last events
-// in place, below permanent text from which commands can be copied. Any other
-// output gets a line for each event and each change.
+// screen prints the demo. On a terminal it redraws the rows and the last events in
+// place, below permanent text from which commands can be copied. On any other output
+// it prints a line for each event and each change of a state.
 type screen struct {
 	color, live bool
 	width       int
@@ -38,13 +38,13 @@ type screen struct {
 
 	mu     sync.Mutex
 	out    io.Writer
-	drawn  int // lines that the next picture replaces
+	drawn  int // number of lines that the next picture replaces
 	events []event
 	before map[string]string // states of the rows
 }
 
-// newScreen returns the screen of a stream. It calls broken when its reader has
-// gone.
+// newScreen returns a screen on out. It calls broken when writing fails, for example
+// because the reader has gone.
 func newScreen(out io.Writer, getenv func(string) string, broken func()) *screen {
 	c := &screen{out: out, broken: broken, before: map[string]string{}}
 	if f, ok := out.(*os.File); ok && term.IsTerminal(out) && getenv("TERM") != "dumb" {
@@ -55,14 +55,14 @@ func newScreen(out io.Writer, getenv func(string) string, broken func()) *screen
 	return c
 }
 
-// write prints text. The caller holds mu.
+// write prints text. c.mu must be held.
 func (c *screen) write(text string) {
 	if _, err := io.WriteString(c.out, text); err != nil {
 		c.broken()
 	}
 }
 
-// say prints permanent text above the picture.
+// say prints permanent text above the redrawn rows.
 func (c *screen) say(format string, a ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,7 +70,7 @@ func (c *screen) say(format string, a ...any) {
 	c.drawn = 0
 }
 
-// erase returns what removes the picture from the terminal.
+// erase returns the control sequence that removes the redrawn rows.
 func (c *screen) erase() string {
 	if c.drawn == 0 {
 		return ""
@@ -78,7 +78,7 @@ func (c *screen) erase() string {
 	return fmt.Sprintf("\x1b[%dA\x1b[J", c.drawn)
 }
 
-// happened notes an event, and prints it unless the next picture shows it.
+// happened records an event. It prints the event at once unless the rows are redrawn.
 func (c *screen) happened(name, format string, a ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,7 +99,7 @@ func (e event) String() string {
 	return fmt.Sprintf("%s  %-10s %s", e.at.Format(time.TimeOnly), e.name, e.text)
 }
 
-// show prints the rows: a picture, or what has changed since the last call.
+// show redraws the rows or, without a terminal, prints those whose State has changed.
 func (c *screen) show(rows []row) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,7 +137,7 @@ func cut(text string, n int) string {
 	return text
 }
 
-// paint colors text where colors are wanted.
+// paint returns text in a color if colors are wanted.
 func (c *screen) paint(code, text string) string {
 	if !c.color || code == "" {
 		return text

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestLines checks that without a terminal each event and each change of state
-// is a line, and a countdown is none.
+// TestLines checks that without a terminal each event and each change of state is
+// printed as a line, and that a running countdown is not.
 func TestLines(t *testing.T) {
 	var out strings.Builder
 	c := newScreen(&out, func(string) string { return "" }, func() { t.Error("broken") })
@@ -25,9 +25,9 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestPicture checks that on a terminal the picture is redrawn in place, fits
-// the terminal, and shows the last events, and that permanent text is printed
-// above it.
+// TestPicture checks that on a terminal the rows are redrawn in place, fit the
+// terminal's width and show the last events, and that permanent text is printed above
+// them.
 func TestPicture(t *testing.T) {
 	var out strings.Builder
 	c := newScreen(&out, func(string) string { return "" }, func() {})

@@ -72,7 +72,7 @@ func AccountText(w io.Writer, a why.Account, at time.Time) {
 	}
 }
 
-// SignalTable shows readings with all that they are judged by.
+// SignalTable prints readings with everything that they are judged by.
 func SignalTable(w io.Writer, l []evidence.Signal) {
 	term.Rows(w, "SIGNAL\tVERDICT\tVALUE\t4:COUNTS FROM\t2:WINDOW\t1:READ\t3:LAST EVENT\t5:DETAIL", func(row func(string, ...any)) {
 		for _, s := range l {
@@ -95,8 +95,8 @@ func SignalTable(w io.Writer, l []evidence.Signal) {
 	})
 }
 
-// VerdictText prints a verdict with every block and, of the pause and the expiry
-// x, the one that comes first.
+// VerdictText prints a verdict with every block. Of the pause and the expiry x, it
+// prints the one that comes first.
 func VerdictText(w io.Writer, v idle.Verdict, x *why.Expiry) {
 	fmt.Fprintf(w, "idle for %s at %s\n", idle.HumanMinutes(v.IdleMinutes), term.Time(v.At))
 	for _, b := range v.Blocks {
@@ -107,7 +107,7 @@ func VerdictText(w io.Writer, v idle.Verdict, x *why.Expiry) {
 		v.TargetPauseAt, v.WarnAt, action = &x.At, &x.WarnAt, x.Action+" (ttl)"
 	}
 	if v.NextIdleCheckAt.IsZero() && v.TargetPauseAt == nil && v.WarnAt == nil {
-		return // of something that was stopped
+		return // the verdict is about a worker that has been stopped
 	}
 	term.Wrapped(w, "", fmt.Sprintf("next check %s, earliest %s %s, warning %s", term.OptionalTime(&v.NextIdleCheckAt), action, term.OptionalTime(v.TargetPauseAt), term.OptionalTime(v.WarnAt)))
 }
@@ -119,7 +119,7 @@ func pauseWord(action string) string {
 	return action
 }
 
-// AtFlag is --at of every why.
+// AtFlag adds the flag --at of the verbs named why.
 func AtFlag(cmd *cobra.Command) {
 	cmd.Flags().String("at", "", "a past time: "+when.PastForms)
 }

@@ -19,7 +19,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// entryPrinter writes one entry per line: text, or JSON lines.
+// entryPrinter returns a function that prints an audit entry as a line of text or of
+// JSON.
 func (c verbs) entryPrinter() func(audit.Entry) error {
 	enc := json.NewEncoder(c.Out)
 	return func(e audit.Entry) error {
@@ -33,7 +34,7 @@ func (c verbs) entryPrinter() func(audit.Entry) error {
 
 func entryText(e audit.Entry) string { return strings.ReplaceAll(entryLine(e), "\t", "  ") }
 
-// maxEntries is how many entries a verb shows at most.
+// maxEntries is the maximum number of entries that a verb prints.
 const maxEntries = 1000
 
 // auditFlags select entries of the audit log.
@@ -53,7 +54,7 @@ func (a *auditFlags) bind(c verbs, cmd *cobra.Command, from, to string) {
 	term.CompleteWords(cmd, "kind", audit.KindUser, audit.KindController, audit.KindAgent, audit.KindWake, audit.KindSchedule, audit.KindCloud)
 	_ = cmd.RegisterFlagCompletionFunc("worker", func(cmd *cobra.Command, _ []string, to string) ([]string, cobra.ShellCompDirective) {
 		return c.CompleteWorkers(cmd, nil, to)
-	}) // the flag is there: it was just made
+	}) // the flag was defined above
 }
 
 // query returns the audit query selected by the flags.
@@ -118,7 +119,7 @@ func (c verbs) auditExport() *cobra.Command {
 	return cmd
 }
 
-// period reads two times of which each may be left out.
+// period parses the two ends of a period; either may be empty.
 func period(now time.Time, from, to string) (start, end time.Time, err error) {
 	if start, err = term.Past(now, from); err == nil {
 		end, err = term.Past(now, to)
@@ -146,15 +147,15 @@ func entryLine(e audit.Entry) string {
 	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", term.Time(e.At), what, term.Dash(e.WorkerName), e.By.Name, why)
 }
 
-// entries shows the newest n audit entries that q selects and, if asked to,
-// those that come.
+// entries prints the newest n audit entries that which selects and, with follow, each
+// new one.
 func (c verbs) entries(ctx context.Context, cl *control.Client, which audit.Query, n int, follow bool) error {
 	q := control.AuditValues(which)
 	q.Set("newest", "true")
 	past := func() ([]audit.Entry, error) {
 		out := []audit.Entry{}
 		for {
-			// A page in which little is selected is short, and has a next.
+			// If few entries are selected, a page is short and has a Next.
 			q.Set("limit", strconv.Itoa(n-len(out)))
 			l, err := control.Read[control.List[audit.Entry]](ctx, cl, "/audit?"+q.Encode())
 			if err != nil {
@@ -187,8 +188,8 @@ func (c verbs) entries(ctx context.Context, cl *control.Client, which audit.Quer
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	err := cl.Follow(ctx, control.Events{WorkerID: which.WorkerID,
-		// The stream has begun when the past is read, so that nothing
-		// falls between them; what both have is shown once.
+		// Start the stream before reading the past, so that no entry is missed. An
+		// entry that is in both is printed once.
 		Started: func() {
 			if !shown {
 				shown = true

@@ -15,7 +15,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// fleetEvents is lull events for a server.
+// fleetEvents prints the events of a server.
 func (c verbs) fleetEvents(cmd *cobra.Command, _ []string) error {
 	follow, err := cmd.Flags().GetBool("follow")
 	if err != nil {
@@ -96,8 +96,8 @@ func (c verbs) eventsCommand() *cobra.Command {
 	return cmd
 }
 
-// eventsFrom is where a host's events begin: at a sequence number or now, which
-// it knows, or at a time.
+// eventsFrom parses where a host's events begin. A sequence number or "now" is
+// returned as seq, for the host to interpret; anything else is parsed as a time.
 func eventsFrom(now time.Time, since string) (seq string, from time.Time, err error) {
 	if _, err := strconv.ParseUint(since, 10, 64); err == nil || since == "now" {
 		return since, from, nil

@@ -10,8 +10,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// WarningText formats how long before a pause users are warned, and how much of
-// that is effective with the given timeout.
+// WarningText returns how long before a pause users are warned, and how much of that
+// is effective if the timeout is shorter. of names the timeout.
 func WarningText(asked, timeout time.Duration, of string) string {
 	p := idle.Policy{Timeout: idle.Duration(timeout), WarnBefore: idle.Duration(asked)}
 	if counts := p.WarnsBefore(); counts < asked {
@@ -20,7 +20,7 @@ func WarningText(asked, timeout time.Duration, of string) string {
 	return term.Span(asked)
 }
 
-// RulesText says schedule, overrides and budgets in sentences.
+// RulesText prints the schedule, overrides and budgets of a worker as sentences.
 func RulesText(w io.Writer, p control.WorkerPolicy) {
 	var lines []string
 	if p.ScheduleState != nil {

@@ -15,7 +15,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// WorkerTimeline returns lull worker timeline.
+// WorkerTimeline returns the verb lull worker timeline.
 func WorkerTimeline(s *client.Session) *cobra.Command {
 	cmd := timelineCommand(s, "timeline WORKER", "Show when a worker ran, slept and was idle", func(ctx context.Context, cl *control.Client, ref string) (string, error) {
 		w, err := cl.Known(ctx, ref)
@@ -25,7 +25,7 @@ func WorkerTimeline(s *client.Session) *cobra.Command {
 	return cmd
 }
 
-// AgentTimeline returns lull agent timeline.
+// AgentTimeline returns the verb lull agent timeline.
 func AgentTimeline(s *client.Session) *cobra.Command {
 	cmd := timelineCommand(s, "timeline MACHINE", "Show when an agent's machine was in use and idle", func(_ context.Context, _ *control.Client, machine string) (string, error) {
 		return "/agents/" + url.PathEscape(machine), nil
@@ -34,7 +34,8 @@ func AgentTimeline(s *client.Session) *cobra.Command {
 	return cmd
 }
 
-// timelineCommand shows the recorded past of what path names.
+// timelineCommand returns a verb that prints the timeline at the API path that path
+// returns for the arguments.
 func timelineCommand(s *client.Session, use, short string, path func(ctx context.Context, cl *control.Client, ref string) (string, error)) *cobra.Command {
 	var from, to string
 	cmd := &cobra.Command{Use: use, Short: short, Args: term.Args(cobra.ExactArgs(1)),

@@ -12,7 +12,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// workerWhy is lull why for a worker.
+// workerWhy explains the state of a worker.
 func (c verbs) workerWhy(cmd *cobra.Command, a []string) error {
 	at, err := AtTime(cmd)
 	if err != nil {

@@ -49,8 +49,8 @@ accept commands from its server (lull host --server-commands).`
 	return all
 }
 
-// command gives a command and prints its outcome. An unknown outcome is a
-// failure.
+// command gives a command to an instance of a host and prints the outcome. An unknown
+// outcome is an error.
 func (c verbs) command(cmd *cobra.Command, a []string, verb string, force bool, in any, past string) error {
 	cl, err := c.ServerClient()
 	if err != nil {

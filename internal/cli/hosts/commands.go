@@ -7,11 +7,11 @@ import (
 	"lull/internal/cli/client"
 )
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct{ *client.Session }
 
-// Commands returns the verbs of lull host that ask a server: ls, get, why, and
-// those that act on an instance of a host.
+// Commands returns the verbs of lull host that need a server: ls, get, why, and those
+// that act on an instance of a host.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return append([]*cobra.Command{v.Watchable(v.hostLs()), v.hostGet(), v.hostWhy()}, v.commands()...)

@@ -16,7 +16,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// hostLs lists the hosts of a fleet.
+// hostLs returns the verb that lists the hosts of a fleet.
 func (c verbs) hostLs() *cobra.Command {
 	return &cobra.Command{Use: "ls", Short: "List hosts that report to the fleet", Example: "  lull host ls", Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,7 +38,7 @@ func (c verbs) hostLs() *cobra.Command {
 		}}
 }
 
-// hostGet shows one host with its instances.
+// hostGet returns the verb that shows one host with its instances.
 func (c verbs) hostGet() *cobra.Command {
 	return &cobra.Command{Use: "get HOST", Short: "Show a host with its instances", Example: "  lull host get desk", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.completeHosts,
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -62,7 +62,7 @@ func (c verbs) hostText(w io.Writer, v control.HostView) {
 	if v.Halted {
 		h := idle.HaltedBy{}
 		if v.Halt != nil {
-			h = *v.Halt // earlier versions only report that there is a halt
+			h = *v.Halt // earlier versions report only that there is a halt
 		}
 		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence("Automatic actions on it are"))))
 	}
@@ -100,7 +100,7 @@ func (c verbs) hostText(w io.Writer, v control.HostView) {
 	})
 }
 
-// hostWhy says why an instance of a host elsewhere is as it is.
+// hostWhy returns the verb that explains the state of an instance of a host.
 func (c verbs) hostWhy() *cobra.Command {
 	cmd := &cobra.Command{Use: "why HOST INSTANCE", Short: "Explain why an instance of a host runs or sleeps",
 		Args: term.Args(cobra.ExactArgs(2)), ValidArgsFunction: c.completeHosts, Example: "  lull host why desk web\n  lull host why desk web --at 2h",
@@ -128,8 +128,8 @@ func (c verbs) hostWhy() *cobra.Command {
 	return cmd
 }
 
-// completeHosts offers the names of hosts and then, where a verb takes one,
-// those of their instances.
+// completeHosts completes the name of a host and then, for a verb with a second
+// argument, that of an instance.
 func (c verbs) completeHosts(cmd *cobra.Command, a []string, _ string) (names []string, _ cobra.ShellCompDirective) {
 	cl, err := c.ServerClient()
 	if err != nil {

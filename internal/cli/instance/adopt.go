@@ -35,7 +35,7 @@ They stay adopted when they end or are started anew.`,
 	return cmd
 }
 
-// adoptFlags are the flags that all kinds of adoption share.
+// adoptFlags are the flags that all kinds of adopt share.
 type adoptFlags struct {
 	name      string
 	pause     time.Duration
@@ -55,7 +55,7 @@ func bindSignals(cmd *cobra.Command, probes, schedules *[]string) {
 	cmd.Flags().StringArrayVar(schedules, "wake-schedule", nil, "time at which it must run, as in a crontab (\"*/10 * * * *\", \"@every 10m\"): it is woken 2 s before; repeatable")
 }
 
-// parseProbes reads probes in their short form.
+// parseProbes parses probes in their short form.
 func parseProbes(texts []string) (probes []instance.Probe, err error) {
 	for _, text := range texts {
 		p, err := instance.ParseProbe(text)
@@ -68,7 +68,7 @@ func parseProbes(texts []string) (probes []instance.Probe, err error) {
 	return probes, nil
 }
 
-// adopt makes the instance and prints it.
+// adopt adopts a program and prints the new instance.
 func (c verbs) adopt(cmd *cobra.Command, f adoptFlags, q hostctl.Adopt) error {
 	q.Name, q.Caller = f.name, os.Getpid()
 	if f.name != "" {
@@ -103,7 +103,7 @@ func (c verbs) adopt(cmd *cobra.Command, f adoptFlags, q hostctl.Adopt) error {
 	})
 }
 
-// adoptedText describes the program that an instance was made from.
+// adoptedText returns what an adopted instance was made from.
 func adoptedText(o hostctl.Instance) string {
 	switch {
 	case o.Runtime == instance.RuntimeDocker:
@@ -120,7 +120,8 @@ func adoptedText(o hostctl.Instance) string {
 	return fmt.Sprintf("process %d", o.Adopted.PID)
 }
 
-// adoptedLadder says in one line when it sleeps.
+// adoptedLadder returns one line about when an adopted instance is paused and what
+// wakes it. asked means that --pause-after was given.
 func adoptedLadder(o hostctl.Instance, asked bool) string {
 	switch {
 	case o.PauseAfter == 0:
@@ -245,10 +246,10 @@ relayed by lull. A host that does not run as root can hold only the first of the
 	return cmd
 }
 
-// self is the value of --user without one.
+// self is the value of --user if it is given without one.
 const self = "self"
 
-// uidOf returns the user ID that --user means; "" if it means none.
+// uidOf returns the user ID for a value of --user; "" if there is none.
 func uidOf(user string) string {
 	if user == self {
 		return strconv.Itoa(os.Getuid())
@@ -259,7 +260,7 @@ func uidOf(user string) string {
 	return user
 }
 
-// completeUnits offers the names of services that run.
+// completeUnits completes arguments with the names of running services.
 func (c verbs) completeUnits(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(a) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -319,7 +320,7 @@ func (c verbs) adoptRelease() *cobra.Command {
 		}}
 }
 
-// completeAdopted offers the names of adopted programs.
+// completeAdopted completes arguments with the names of adopted programs.
 func (c verbs) completeAdopted(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
 	cl, err := c.HostClient()
 	if err != nil {

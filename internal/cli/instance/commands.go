@@ -8,18 +8,18 @@ import (
 	"lull/internal/cli/term"
 )
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct{ *client.Session }
 
-// Commands returns the verbs that lull has for instances: run, ps, start, stop and
-// so on, instance with the same verbs, and image.
+// Commands returns the verbs for instances: run, ps, start, stop and so on; instance,
+// which has the same verbs; and image.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return append([]*cobra.Command{v.runCommand(), v.psCommand(), v.topCommand(), v.cpCommand(), v.logsCommand(), v.execCommand(), v.inspectCommand(), v.rmCommand(), v.instanceCommand(), v.imageCommand(), v.openCommand(), v.adoptCommand(), v.wakeAtCommand()},
 		v.powerCommands()...)
 }
 
-// Snooze returns lull snooze. protect snoozes a worker of a server.
+// Snooze returns the verb lull snooze. It calls protect for a worker of a server.
 func Snooze(s *client.Session, protect Protect) *cobra.Command {
 	return verbs{s}.snoozeCommand(protect)
 }

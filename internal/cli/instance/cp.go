@@ -115,8 +115,8 @@ func packLocal(w io.Writer, path string) error {
 	return tartree.Pack(w, root, strings.Trim(name, string(filepath.Separator)))
 }
 
-// unpackLocal writes a tar stream into the directory path, or under that name in
-// the directory above.
+// unpackLocal unpacks a tar stream into path if that is a directory, otherwise to a
+// file called path.
 func unpackLocal(r io.Reader, path string) error {
 	dir, as := path, ""
 	st, err := os.Stat(path)

@@ -41,7 +41,7 @@ output. --json prints the result once the command has ended, with at most 8 MiB 
 each stream.`,
 		Example: "  lull exec web env\n  lull exec -it web sh\n  lull exec -i web tar x -C /tmp <files.tar",
 		RunE: func(cmd *cobra.Command, a []string) error {
-			if r.Command = a[1:]; strings.HasPrefix(a[1], "-") { // flags, and what divides them from the command
+			if r.Command = a[1:]; strings.HasPrefix(a[1], "-") { // a[1:] may start with flags, up to a --
 				n := slices.Index(r.Command, "--")
 				if n < 0 {
 					return term.Usage(fmt.Errorf("cannot use %q: give flags before the name, or a -- before the command", a[1]))
@@ -138,7 +138,8 @@ func (c verbs) attach(ctx context.Context, cl *hostctl.Client, name string, q ex
 	return nil
 }
 
-// onRaw calls run while terminal in passes on every key, if raw is set.
+// onRaw calls run. If raw is set, it puts the terminal in into raw mode meanwhile, so
+// that every key is passed on.
 func (c verbs) onRaw(in *os.File, raw bool, run func() (execstream.Result, error)) (execstream.Result, error) {
 	if !raw {
 		return run()
@@ -151,8 +152,9 @@ func (c verbs) onRaw(in *os.File, raw bool, run func() (execstream.Result, error
 	return run()
 }
 
-// forward passes signals on to the command. The third that asks it to end, or any on
-// a terminal, which passes on keys by itself, closes the connection.
+// forward passes signals on to the command. It calls leave to close the connection at
+// the third signal that asks the command to end. On a terminal, which passes on keys
+// itself, it does so at the first.
 func forward(signals <-chan os.Signal, control chan<- instance.Control, over <-chan struct{}, leave func(), tty bool, screen *os.File) {
 	for ends := 0; ; {
 		var m instance.Control
@@ -179,7 +181,7 @@ func forward(signals <-chan os.Signal, control chan<- instance.Control, over <-c
 	}
 }
 
-// sizeOf returns the size of a terminal, zero if it is none.
+// sizeOf returns the size of a terminal; zero if f is not a terminal.
 func sizeOf(f *os.File) instance.Size {
 	if f == nil {
 		return instance.Size{}

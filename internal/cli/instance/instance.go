@@ -29,7 +29,7 @@ lull stop web is lull instance stop web.`,
 	return cmd
 }
 
-// powerCommands returns start, restart, stop, pause and resume.
+// powerCommands returns the verbs start, restart, stop, pause and resume.
 func (c verbs) powerCommands() (out []*cobra.Command) {
 	for _, v := range []struct {
 		name, short, long, flag, doc string
@@ -61,8 +61,8 @@ func (c verbs) powerCommands() (out []*cobra.Command) {
 const restartHelp = `Stop and start an instance. Connections to its exposed ports wait until it accepts
 them; none is refused. A stopped instance is started.`
 
-// do carries out a verb for each of the names, even after one fails. Ctrl-C
-// does not stop what the daemon has begun.
+// do carries out a verb for each name, even after one fails. Ctrl-C does not cancel
+// what the daemon has begun.
 func (c verbs) do(cmd *cobra.Command, names []string, verb string, q url.Values) error {
 	cl, err := c.HostClient()
 	if err != nil {
@@ -92,7 +92,8 @@ func (c verbs) do(cmd *cobra.Command, names []string, verb string, q url.Values)
 	}
 }
 
-// doneText says how an instance is after a verb, and how to reverse it.
+// doneText returns the state of an instance after a verb, and how to reverse the
+// verb.
 func doneText(verb string, o hostctl.Instance) string {
 	switch {
 	case verb == "stop" && o.State == "stopped":
@@ -268,7 +269,8 @@ already due is taken immediately.`,
 	return cmd
 }
 
-// timersText describes when an unused instance takes which step of the ladder.
+// timersText returns when an unused instance is paused, paged out, hibernated and
+// stopped.
 func timersText(o hostctl.Instance) string {
 	span := func(seconds float64) string { return idle.Human(time.Duration(seconds * float64(time.Second))) }
 	if o.PauseAfter == 0 {
@@ -354,7 +356,7 @@ func readings(w io.Writer, o hostctl.Instance) {
 	}
 }
 
-// deeper describes the steps between its pause and its stop.
+// deeper returns the steps between the pause and the stop of an instance.
 func deeper(o hostctl.Instance) (s string) {
 	if o.ReclaimAfter > 0 {
 		s += ", gives memory back " + seconds(o.ReclaimAfter) + " after the pause"
@@ -418,14 +420,14 @@ marked with - and selected by --since if they can be recent enough.`,
 	return cmd
 }
 
-// logLine is one line of output as --json prints it. Time is null if unknown.
+// logLine is one line of output in JSON. Time is null if unknown.
 type logLine struct {
 	Time *time.Time `json:"time"`
 	Line string     `json:"line"`
 }
 
-// logsJSON prints the lines that read writes, which begin with their times: one
-// object per line if they are followed, otherwise an array.
+// logsJSON prints lines of output as JSON. read writes the lines, each beginning with
+// its time. With follow it prints one object per line, otherwise an array.
 func (c verbs) logsJSON(follow bool, read func(io.Writer) error) error {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(read(w)) }()

@@ -9,7 +9,7 @@ import (
 	"lull/internal/cli/term"
 )
 
-// openCommand returns lull open.
+// openCommand returns the verb lull open.
 func (c verbs) openCommand() *cobra.Command {
 	return &cobra.Command{Use: "open", Short: "Print a link that opens the host's dashboard", Args: term.Args(cobra.NoArgs), Example: "  lull open",
 		Long: `Print a link that signs a browser in to the dashboard of the host on this machine.

@@ -64,7 +64,8 @@ func (c verbs) psCommand() *cobra.Command {
 	return c.Watchable(cmd)
 }
 
-// matching returns the instances that keep accepts, with their memory.
+// matching returns the instances for which keep returns true, including their memory
+// use.
 func matching(ctx context.Context, cl *hostctl.Client, keep func(hostctl.Instance) bool) ([]hostctl.Instance, error) {
 	all, err := cl.ListWithMemory(ctx)
 	if err != nil {
@@ -79,8 +80,8 @@ func matching(ctx context.Context, cl *hostctl.Client, keep func(hostctl.Instanc
 	return l, nil
 }
 
-// parseFilters returns what accepts an instance that matches, for each key that
-// filters name, one of its values.
+// parseFilters returns a function that accepts an instance if, for each key in
+// filters, one of the values given for that key matches.
 func parseFilters(filters []string) (keep func(hostctl.Instance) bool, err error) {
 	of := map[string]func(hostctl.Instance, string) bool{
 		"state":   func(o hostctl.Instance, v string) bool { return string(o.State) == v },
@@ -153,7 +154,7 @@ func stateText(o hostctl.Instance) string {
 	return o.State
 }
 
-// next returns the next automatic action on it, and when.
+// next returns the next automatic action on an instance, and when it is due.
 func next(o hostctl.Instance) string {
 	switch {
 	case o.Unavailable != "":
@@ -184,7 +185,7 @@ func next(o hostctl.Instance) string {
 	return "-"
 }
 
-// heldBy names what keeps it running, other than the idle timeout.
+// heldBy returns what keeps an instance running, apart from the idle timeout.
 func heldBy(o hostctl.Instance) string {
 	var parts []string
 	if o.State != "running" && len(o.Leases) == 0 {

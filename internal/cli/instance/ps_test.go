@@ -9,7 +9,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestNextIsTrue checks that instances do what ps announces.
+// TestNextIsTrue checks the next action that ps shows for instances in various
+// states.
 func TestNextIsTrue(t *testing.T) {
 	soon := time.Now().Add(time.Hour)
 	port := []instance.Endpoint{{Listen: "127.0.0.1:1"}}
@@ -21,7 +22,7 @@ func TestNextIsTrue(t *testing.T) {
 		{hostctl.Instance{State: "stopped", RestartAt: &soon}, "restarts in "},
 		{hostctl.Instance{State: "paused"}, "until resumed"},
 		{hostctl.Instance{State: "paused", Endpoints: port, WakesOnConnection: true}, "wakes on connection"},
-		{hostctl.Instance{State: "paused", WakesOnConnection: true}, "wakes on connection"}, // it listens on a socket that it opened itself
+		{hostctl.Instance{State: "paused", WakesOnConnection: true}, "wakes on connection"}, // the program itself has opened the socket
 	} {
 		if got := next(c.o); !strings.HasPrefix(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.o.State, got, c.want)

@@ -22,7 +22,7 @@ import (
 
 // runFlags are the flags of lull run.
 type runFlags struct {
-	spec                                                         instance.Spec // the flags that need no conversion
+	spec                                                         instance.Spec // set directly by flags
 	expose, probes                                               []string
 	path, logMax, memory                                         string
 	pause, stop, reclaim, hibernate, quiet, ready, grace, silent time.Duration
@@ -187,8 +187,8 @@ func (r *runFlags) complete(changed func(string) bool, command []string) error {
 	return nil
 }
 
-// localPaths turns what names a place from here into what the daemon finds
-// there too.
+// localPaths makes paths in s absolute, because the daemon has another working
+// directory. If the image is a file here, that file is meant.
 func localPaths(s *instance.Spec) error {
 	wd, err := os.Getwd()
 	if err != nil {
@@ -202,7 +202,7 @@ func localPaths(s *instance.Spec) error {
 	}
 	if s.Image != "" && !filepath.IsAbs(s.Image) {
 		_, err := os.Stat(s.Image)
-		if err == nil { // otherwise it is a reference
+		if err == nil { // otherwise it is an image reference
 			s.Image = filepath.Join(wd, s.Image)
 		} else if strings.HasPrefix(s.Image, ".") {
 			return term.Usage(fmt.Errorf("cannot use image: %w", err))
@@ -235,7 +235,8 @@ func (c verbs) runInstance(cmd *cobra.Command, r hostctl.Create, detach bool) er
 	return c.watchOutput(ctx, cl, o)
 }
 
-// ladderText is the effective ladder of an instance, in one line.
+// ladderText returns one line about when an instance is paused, hibernated and
+// stopped, and whether a connection wakes it.
 func ladderText(s instance.Spec, o hostctl.Instance) string {
 	span := func(s float64) string { return idle.Human(time.Duration(s * float64(time.Second))) }
 	switch {
@@ -254,7 +255,7 @@ func ladderText(s instance.Spec, o hostctl.Instance) string {
 		}
 	}
 	switch {
-	case len(s.Expose) == 0: // wakeNotice says what wakes it
+	case len(s.Expose) == 0: // wakeNotice covers this case
 	case o.StopAfter > 0 && (!o.Wakes || o.Deaf != ""):
 		parts = append(parts, "wakes on connect until it is stopped")
 	default:
@@ -263,7 +264,8 @@ func ladderText(s instance.Spec, o hostctl.Instance) string {
 	return strings.Join(parts, ", ")
 }
 
-// caveats warns about limits of how an instance wakes.
+// caveats prints warnings about limits of an instance: when a connection does not
+// wake it, and no_new_privs.
 func (c verbs) caveats(o hostctl.Instance) {
 	if o.Deaf != "" && o.StopAfter > 0 && len(o.Endpoints) > 0 {
 		fmt.Fprintf(c.Err, "lull: a connection will not wake %s from stopped: %s\n", o.Name, o.Deaf)
@@ -273,8 +275,8 @@ func (c verbs) caveats(o hostctl.Instance) {
 	}
 }
 
-// wakeNotice says in one line what a missing port means for the idle pause of a
-// new instance; "" where a client can wake it.
+// wakeNotice returns a warning about the idle pause of a new instance without a port;
+// "" if none is needed.
 func wakeNotice(s instance.Spec, o hostctl.Instance) string {
 	switch {
 	case len(s.Expose) > 0 || o.PauseAfter == 0:
@@ -285,9 +287,9 @@ func wakeNotice(s instance.Spec, o hostctl.Instance) string {
 	return fmt.Sprintf("%s exposes no port that could wake it: add one with --expose, or set --pause-after to pause it anyway", o.Name)
 }
 
-// watchOutput shows an instance's output until the caller disconnects, the
-// instance is removed, or it has ended permanently: not while it is restarted,
-// or woken by a connection.
+// watchOutput prints an instance's output until the caller disconnects, the instance
+// is removed, or it has ended for good. An instance that will be restarted, or that a
+// connection can wake, has not.
 func (c verbs) watchOutput(ctx context.Context, cl *hostctl.Client, o hostctl.Instance) error {
 	reading, stop := context.WithCancel(ctx)
 	ended := make(chan *hostctl.Instance, 1)
@@ -314,13 +316,13 @@ func (c verbs) watchOutput(ctx context.Context, cl *hostctl.Client, o hostctl.In
 	return err
 }
 
-// endEvery is how often it is looked whether a program has ended.
+// endEvery is the interval at which awaitEnd checks whether a program has ended.
 const endEvery = 500 * time.Millisecond
 
-// awaitEnd waits until two consecutive polls find an instance stopped with
-// nothing to start it; by then its last output has arrived. In the meantime it
-// prints when the instance goes to sleep and when it runs again, which its
-// output does not show. It returns nil if ctx ends first.
+// awaitEnd waits until two consecutive polls find an instance stopped with nothing to
+// start it, and returns it. By then its last output has arrived. Meanwhile it prints
+// when the instance is paused and runs again, which its output does not show. It
+// returns nil if ctx ends first.
 func (c verbs) awaitEnd(ctx context.Context, cl *hostctl.Client, o hostctl.Instance) *hostctl.Instance {
 	asleep := false
 	for seen := 0; seen < 2; {
@@ -347,7 +349,7 @@ func (c verbs) awaitEnd(ctx context.Context, cl *hostctl.Client, o hostctl.Insta
 	return &o
 }
 
-// sleepText says that an instance went to sleep, or runs again.
+// sleepText returns a message that an instance was paused or runs again.
 func sleepText(o hostctl.Instance) string {
 	since := func(t *time.Time) string {
 		if t == nil {
@@ -365,7 +367,7 @@ func sleepText(o hostctl.Instance) string {
 	return text
 }
 
-// nameFrom makes a name of a command.
+// nameFrom derives an instance's name from its command.
 func nameFrom(command string) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(filepath.Base(command)) {

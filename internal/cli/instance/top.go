@@ -15,10 +15,10 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// topInterval is the time between two pages of lull top.
+// topInterval is the interval at which lull top redraws.
 const topInterval = 2 * time.Second
 
-// Sequences that switch to the second screen of a terminal, and back.
+// Control sequences that switch to a terminal's alternate screen, and back.
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l"
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
@@ -76,7 +76,7 @@ func topText(w io.Writer, l []hostctl.Instance) {
 	})
 }
 
-// value returns the last reading of a signal. known is false without a value.
+// value returns the last reading of a signal. known is false if there is no value.
 func value(o hostctl.Instance, signal string) (r idle.Reading, known bool) {
 	for _, r := range o.Activity {
 		if r.Signal == signal {
@@ -86,8 +86,8 @@ func value(o hostctl.Instance, signal string) (r idle.Reading, known bool) {
 	return idle.Reading{}, false
 }
 
-// readingText is a signal's last value with its unit. Instances that do not run
-// have none.
+// readingText formats a signal's last value with its unit. It returns "-" for an
+// instance that does not run.
 func readingText(o hostctl.Instance, signal string) string {
 	r, known := value(o, signal)
 	switch {

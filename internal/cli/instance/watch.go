@@ -10,9 +10,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// watched runs a verb of a host and, while it takes long, shows what happens
-// to the instance: its files are fetched, it waits for memory, it starts. Ctrl-C
-// detaches: the daemon continues with it.
+// watched calls do, which runs a verb of the host. If that takes long, it shows the
+// progress of the instance: that its files are fetched, that it waits for memory,
+// that it starts. Ctrl-C detaches, and the daemon continues.
 func (c verbs) watched(ctx context.Context, cl *hostctl.Client, name string, do func() error) error {
 	looking, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -32,7 +32,8 @@ func (c verbs) watched(ctx context.Context, cl *hostctl.Client, name string, do 
 	return err
 }
 
-// narrate shows, until ctx ends, what look finds, as it changes.
+// narrate prints the progress of the instance that look returns, whenever it changes,
+// until ctx ends.
 func (c verbs) narrate(ctx context.Context, p *term.Progress, look func() (hostctl.Instance, error)) {
 	last, waited := "", false
 	for wait := time.After(term.SlowAfter); ; wait = time.After(worker.PollEvery) {
@@ -58,8 +59,9 @@ func (c verbs) narrate(ctx context.Context, p *term.Progress, look func() (hostc
 	}
 }
 
-// progress is how an instance is, in a line, and what of it is worth another line
-// when it changes: what is free changes all the time, a place does not.
+// progress returns a line about an instance's state, and a key. A new line is printed
+// when the key changes. So the place in the queue is part of the key, and the free
+// memory is not.
 func progress(o hostctl.Instance) (key, line string) {
 	if w := o.Waiting; w != nil {
 		return fmt.Sprint("waits ", w.Place), fmt.Sprintf("%s, queued at position %d until %s: %s", o.State, w.Place, w.Until.Local().Format(time.TimeOnly), w.Reason)

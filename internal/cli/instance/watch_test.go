@@ -13,9 +13,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestNarrateTellsOfTheQueue checks that a user who starts an instance that
-// waits for memory sees why, its place in the queue, and when it continues, but
-// not every change of the free memory.
+// TestNarrateTellsOfTheQueue checks what a user sees who starts an instance that must
+// wait for memory: why, its place in the queue, and when it continues, but not every
+// change of the free memory.
 func TestNarrateTellsOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out strings.Builder

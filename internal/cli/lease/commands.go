@@ -8,8 +8,8 @@ import (
 	"lull/internal/cli/client"
 )
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct{ *client.Session }
 
-// Command returns lull lease.
+// Command returns the verb lull lease.
 func Command(s *client.Session) *cobra.Command { return verbs{s}.leaseCommand() }

@@ -29,16 +29,16 @@ func (c verbs) leaseCommand() *cobra.Command {
 	return cmd
 }
 
-// leaser takes and drops leases of one instance: through the host's API, or from
+// leaser takes and releases leases of one instance: through the host's API, or from
 // inside the instance through LULL_SOCKET.
 type leaser interface {
 	Hold(ctx context.Context, name string, r hostctl.LeaseRequest) ([]idle.Lease, error)
 	Release(ctx context.Context, name, holder string) ([]idle.Lease, error)
 }
 
-// leaserOf returns the leaser for the instance that the command names. Inside an
-// instance no name, or its own, means that instance, through its LULL_SOCKET;
-// --host asks the host in any case.
+// leaserOf returns the leaser for the instance called name. Inside an instance, no
+// name or the instance's own name means that instance, through LULL_SOCKET. With
+// --host, the host's API is used in any case.
 func (c verbs) leaserOf(name string) (leaser, error) {
 	if socket := c.Getenv("LULL_SOCKET"); socket != "" && c.Host == "" {
 		if name == "" || name == c.Getenv("LULL_INSTANCE") || name == c.Getenv("LULL_INSTANCE_ID") {
@@ -51,8 +51,8 @@ func (c verbs) leaserOf(name string) (leaser, error) {
 	return c.HostClient()
 }
 
-// insideLeases is the path of LULL_SOCKET. The host knows from the kernel which
-// instance the caller belongs to.
+// insideLeases is the path of LULL_SOCKET. The host identifies the calling instance
+// through the kernel.
 type insideLeases string
 
 func (s insideLeases) Hold(ctx context.Context, _ string, r hostctl.LeaseRequest) ([]idle.Lease, error) {
@@ -71,7 +71,8 @@ func (s insideLeases) Release(ctx context.Context, _, holder string) ([]idle.Lea
 	return nil, nil
 }
 
-// insideLimit bounds a call. A host that restarts answers again within seconds.
+// insideLimit is the time limit of a call. A host that restarts answers again within
+// seconds.
 const insideLimit = 35 * time.Second
 
 func (s insideLeases) call(ctx context.Context, method string, params any) error {
@@ -136,8 +137,9 @@ through LULL_SOCKET.`,
 	return cmd
 }
 
-// holdWhile runs a command under a lease that is renewed at a third of its
-// time and dropped afterwards. The command's exit code is this one's.
+// holdWhile runs a command while it holds a lease. It renews the lease after each
+// third of its duration, and releases it when the command ends. It returns the
+// command's exit code.
 func (c verbs) holdWhile(ctx context.Context, cl leaser, name string, r hostctl.LeaseRequest, command []string) error {
 	if _, err := cl.Hold(ctx, name, r); err != nil {
 		return err
@@ -145,7 +147,7 @@ func (c verbs) holdWhile(ctx context.Context, cl leaser, name string, r hostctl.
 	p := exec.Command(command[0], command[1:]...)
 	p.Stdin, p.Stdout, p.Stderr = c.In, c.Out, c.Err
 	sigs := make(chan os.Signal, 4)
-	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM) // the command gets them; the lease is dropped when it ends
+	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM) // the command gets these signals too; the lease is released when the command ends
 	defer signal.Stop(sigs)
 	if err := p.Start(); err != nil {
 		return errors.Join(fmt.Errorf("cannot run %s: %w", command[0], err), c.drop(cl, name, r.Holder))

@@ -1,5 +1,5 @@
-// Package options reads the settings of a process from flags, environment
-// variables and a config file, and describes them.
+// Package options reads the settings of a process from flags, environment variables
+// and a config file, and documents them.
 package options
 
 import (
@@ -20,9 +20,9 @@ import (
 	"lull/internal/core/policy/when"
 )
 
-// Option is one setting of a process whose settings are a C: its flag, its
-// environment variable, its unit and what it means. Precedence is flag,
-// environment, config file where there is one, default.
+// Option is one setting in a struct C: its flag, its environment variable, its unit
+// and its description. The flag takes precedence over the environment, the config
+// file if there is one, and the default.
 type Option[C any] struct {
 	Name, Env, Unit, Doc string
 	Value                func(*C) any // *string, *time.Duration, *uint or *bool
@@ -88,13 +88,13 @@ type File struct {
 	name    string
 	Data    []byte // the whole file
 	entries map[string]*yaml.Node
-	keys    []string // in their order
+	keys    []string // keys in the order of the file
 }
 
-// maxFile bounds a config file, in bytes.
+// maxFile is the maximum size of a config file in bytes.
 const maxFile = 1 << 20
 
-// ReadFile reads the file of that name; an empty name is an empty file.
+// ReadFile reads the file called name. If name is empty, it returns an empty File.
 func ReadFile(name string) (File, error) {
 	f := File{name: name, entries: map[string]*yaml.Node{}}
 	if name == "" {
@@ -136,8 +136,8 @@ func ReadFile(name string) (File, error) {
 	return f, errors.Join(errs...)
 }
 
-// Rename replaces the former names of settings by their present names, to which
-// former maps them. It returns an error for each setting that has both.
+// Rename replaces former names of settings by the present ones, as mapped by former.
+// It returns an error for each setting that is present under both names.
 func (f *File) Rename(former map[string]string) error {
 	var errs []error
 	for i, k := range f.keys {
@@ -156,8 +156,8 @@ func (f *File) Rename(former map[string]string) error {
 	return errors.Join(errs...)
 }
 
-// Unknown returns an error for each entry that is no option and that also does
-// not know.
+// Unknown returns an error for each entry that is not an option and for which also
+// returns false.
 func Unknown[C any](f File, options []Option[C], also func(key string) bool) error {
 	var errs []error
 	for _, k := range f.keys {
@@ -168,9 +168,9 @@ func Unknown[C any](f File, options []Option[C], also func(key string) bool) err
 	return errors.Join(errs...)
 }
 
-// Read lays file, environment and flags over the defaults in cfg. It returns
-// every setting with its source, and every fault, each naming the line, the
-// variable or the flag.
+// Read sets cfg from file, environment and flags, over the defaults that it contains.
+// It returns every setting with its source, and every fault with its line, variable
+// or flag.
 func Read[C any](cfg *C, options []Option[C], file File, getenv func(string) string, flags *pflag.FlagSet) ([]Setting, error) {
 	var out []Setting
 	var errs []error
@@ -203,7 +203,7 @@ func Read[C any](cfg *C, options []Option[C], file File, getenv func(string) str
 	return out, errors.Join(errs...)
 }
 
-// Bind declares the flags of options with the defaults in def. Read reads their
+// Bind defines the flags of options, with the defaults in def. Read reads their
 // values.
 func Bind[C any](f *pflag.FlagSet, def C, options []Option[C]) {
 	for _, o := range options {
@@ -217,7 +217,7 @@ func Bind[C any](f *pflag.FlagSet, def C, options []Option[C]) {
 
 func isBool(p any) bool { _, ok := p.(*bool); return ok }
 
-// Rows writes a table of options, for a generated page.
+// Rows writes the rows of a table of options, for a generated page.
 func Rows[C any](b *strings.Builder, def C, options []Option[C]) {
 	b.WriteString("| setting | flag | environment | unit | default | meaning |\n|---|---|---|---|---|---|\n")
 	for _, o := range options {
@@ -225,7 +225,7 @@ func Rows[C any](b *strings.Builder, def C, options []Option[C]) {
 	}
 }
 
-// Command returns a verb that shows the settings of a process that read returns.
+// Command returns a verb that prints the settings that read returns.
 func Command(t *term.Term, use, short string, read func(flags *pflag.FlagSet) ([]Setting, error)) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

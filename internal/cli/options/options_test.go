@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestDurations checks that a setting accepts the same durations as the verbs.
+// TestDurations checks that settings accept the same forms of durations as the verbs.
 func TestDurations(t *testing.T) {
 	all := []Option[time.Duration]{New("every", "EVERY", "duration", "", func(d *time.Duration) any { return d })}
 	for text, want := range map[string]time.Duration{"1d": 24 * time.Hour, "90m": 90 * time.Minute, "0": 0} {

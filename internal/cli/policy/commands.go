@@ -8,10 +8,10 @@ import (
 	"lull/internal/cli/client"
 )
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct{ *client.Session }
 
-// Commands returns policy, schedule, override and budget.
+// Commands returns the verbs policy, schedule, override and budget.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return []*cobra.Command{v.policyCommand(), v.scheduleCommand(), v.overrideCommand(), v.budgetCommand()}

@@ -97,7 +97,7 @@ func (c verbs) overrideVerb(kind, takes, short, long string) *cobra.Command {
 				}
 				start, in.From = t, t.Format(time.RFC3339)
 			}
-			// The server knows the end of the fleet's day.
+			// The server determines the end of the fleet's day.
 			if today := until == "" && dur == 0 && (kind == policy.Keep || kind == policy.Skip); !today {
 				if until != "" {
 					start = now

@@ -101,7 +101,7 @@ func minutesText(m *int) string {
 	return term.Span(term.Minutes(m))
 }
 
-// policyWrite is create and edit: edit begins with what there is.
+// policyWrite returns the verb create or edit. edit starts from the existing policy.
 func (c verbs) policyWrite(verb string) *cobra.Command {
 	var in control.PolicyBody
 	var action, schedule, description string
@@ -186,14 +186,15 @@ func (c verbs) policyWrite(verb string) *cobra.Command {
 	return cmd
 }
 
-// completeFlag completes a flag with the names of rules.
+// completeFlag makes a flag complete the names of rules of a kind.
 func (c verbs) completeFlag(cmd *cobra.Command, flag, kind string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, to string) ([]string, cobra.ShellCompDirective) {
-		return c.completeRules(kind)(cmd, nil, to) // the flag is there: it was just made
+		return c.completeRules(kind)(cmd, nil, to) // the flag was defined by the caller
 	})
 }
 
-// completeRules completes the names of policies, schedules or budgets.
+// completeRules returns a completion function for the names of policies, schedules or
+// budgets.
 func (c verbs) completeRules(kind string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(a) > 0 {
@@ -216,7 +217,7 @@ func (c verbs) completeRules(kind string) cobra.CompletionFunc {
 	}
 }
 
-// putRule writes a rule; create refuses to replace one.
+// putRule writes a rule. If create is set, the rule must not exist yet.
 func putRule[T any](cmd *cobra.Command, cl *control.Client, path, name string, body any, create bool) (T, error) {
 	query := ""
 	if create {
@@ -225,7 +226,7 @@ func putRule[T any](cmd *cobra.Command, cl *control.Client, path, name string, b
 	return control.Write[T](cmd.Context(), cl, "PUT", path+url.PathEscape(name)+query, body)
 }
 
-// policyText describes a policy.
+// policyText returns a policy's values as text.
 func policyText(p policy.Named) string {
 	s := "Policy " + p.Name + " pauses idle workers"
 	if p.Enabled != nil && !*p.Enabled {
@@ -257,7 +258,7 @@ func policyText(p policy.Named) string {
 	return s
 }
 
-// showRule prints one rule as YAML; like is a value of its type.
+// showRule prints one rule as YAML. like is a pointer to a value of its type.
 func (c verbs) showRule(cmd *cobra.Command, path, name string, like any) error {
 	cl, err := c.ServerClient()
 	if err != nil {
@@ -292,7 +293,7 @@ func (c verbs) removeRule(cmd *cobra.Command, path, name string) error {
 	return err
 }
 
-// choice is how a verb names workers: one by one, or by what they share.
+// choice selects workers by names and by common properties, from flags.
 type choice struct {
 	tags   []string
 	region string
@@ -305,7 +306,8 @@ func (s *choice) bind(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&s.all, "all", false, "all workers")
 }
 
-// scope returns the selected workers, given by ID or found by name.
+// scope returns the selector for the workers given by ID or name, and by the flags of
+// s.
 func (s *choice) scope(cmd *cobra.Command, cl *control.Client, workers []string) (policy.Scope, error) {
 	out := policy.Scope{Region: s.region}
 	for _, kv := range s.tags {
@@ -329,7 +331,7 @@ func (s *choice) scope(cmd *cobra.Command, cl *control.Client, workers []string)
 	return out, nil
 }
 
-// applyCommand puts a policy or a schedule on workers.
+// applyCommand returns the verb that assigns a policy or a schedule to workers.
 func (c verbs) applyCommand(kind, path string) *cobra.Command {
 	var which choice
 	var priority int

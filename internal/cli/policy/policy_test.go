@@ -12,9 +12,9 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestWarningsThatCount checks that the effective length of a warning is shown
-// where it is shorter than requested: beside the timeout and beside a
-// schedule's grace.
+// TestWarningsThatCount checks that the effective warning time is shown if it is
+// shorter than the configured one: next to the timeout and next to a schedule's
+// grace.
 func TestWarningsThatCount(t *testing.T) {
 	for asked, want := range map[time.Duration]string{
 		3 * time.Minute:                "3m, of which 2m30s counts: at most half of the timeout",
@@ -41,8 +41,8 @@ func TestWarningsThatCount(t *testing.T) {
 	}
 }
 
-// TestVerbsThatSoundAlike checks that the error for an unknown verb suggests
-// similar verbs of its command.
+// TestVerbsThatSoundAlike checks that the error for an unknown verb suggests similar
+// verbs of the same command.
 func TestVerbsThatSoundAlike(t *testing.T) {
 	cmd := verbs{&client.Session{}}.policyCommand()
 	cmd.SetArgs([]string{"resolv"})

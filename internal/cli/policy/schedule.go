@@ -83,7 +83,8 @@ func windowsText(l []policy.Window) string {
 	return strings.Join(out, "; ")
 }
 
-// scheduleWrite is create and edit: edit begins with what there is.
+// scheduleWrite returns the verb create or edit. edit starts from the existing
+// schedule.
 func (c verbs) scheduleWrite(verb string) *cobra.Command {
 	var in control.ScheduleBody
 	var open, hold []string
@@ -145,7 +146,8 @@ func (c verbs) scheduleWrite(verb string) *cobra.Command {
 	return cmd
 }
 
-// windowsOf puts new windows in the place of the old ones of their kind.
+// windowsOf returns old with its windows of a kind replaced, if new ones of that kind
+// are given.
 func windowsOf(old []policy.Window, open, hold []string, newOpen, newHold bool) ([]policy.Window, error) {
 	var out []policy.Window
 	for _, w := range old {
@@ -165,7 +167,7 @@ func windowsOf(old []policy.Window, open, hold []string, newOpen, newHold bool) 
 	return out, nil
 }
 
-// scheduleText describes a schedule.
+// scheduleText returns a schedule as text.
 func scheduleText(x policy.Schedule) string {
 	s := fmt.Sprintf("Schedule %s (%s) pauses workers that are quiet for %s outside its hours", x.Name, x.Zone, term.Span(x.Grace()))
 	if x.Start {

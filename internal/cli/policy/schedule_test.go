@@ -7,8 +7,8 @@ import (
 	"lull/internal/cli/client"
 )
 
-// TestLinesOfASchedule checks that the number of boundaries to show is
-// validated, by the name of its flag, before any request.
+// TestLinesOfASchedule checks that an invalid number of boundaries to show is
+// rejected before any request, and that the error names the flag.
 func TestLinesOfASchedule(t *testing.T) {
 	for _, n := range []string{"0", "260", "-1"} {
 		cmd := verbs{&client.Session{}}.scheduleCommand()

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// ThresholdForms is how values of signals are given, for help texts: the same
-// for a policy as for the trial of one.
+// ThresholdForms explains in help texts how thresholds are written. It is the same
+// for policies and simulations.
 const ThresholdForms = "cpu=20 (percent) or network=20KB (a minute; a bare number of network and disk is bytes a minute)"
 
-// Thresholds reads values of signals as policies have them: percent, and bytes a
-// minute.
+// Thresholds parses thresholds by signal. The results are in percent or, for network
+// and disk, in bytes per minute.
 func Thresholds(given map[string]string) (map[string]float64, error) {
 	if len(given) == 0 {
 		return nil, nil
@@ -38,5 +38,5 @@ func Thresholds(given map[string]string) (map[string]float64, error) {
 	return out, nil
 }
 
-// Flows reports whether a signal is one of bytes a minute.
+// Flows reports whether a signal is measured in bytes per minute.
 func Flows(signal string) bool { return signal == "network" || signal == "disk" }

@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// TestThresholdsHaveOneUnit checks that a trial interprets thresholds as a
-// policy does: in bytes per minute, unless a unit is given.
+// TestThresholdsHaveOneUnit checks that a simulation interprets thresholds as a
+// policy does: a number without a unit is in bytes per minute.
 func TestThresholdsHaveOneUnit(t *testing.T) {
 	got, err := Thresholds(map[string]string{"cpu": "20", "network": "20KB", "disk": "30000"})
 	if err != nil || got["cpu"] != 20 || got["network"] != 20_000 || got["disk"] != 30_000 {

@@ -21,17 +21,18 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct{ *client.Session }
 
-// Commands returns lull up and lull down.
+// Commands returns the verbs lull up and lull down.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return []*cobra.Command{v.upCommand(), v.downCommand()}
 }
 
-// source selects the project: the path of its file and its name, each empty for
-// the default, and whether Docker Compose runs its services: auto, true or false.
+// source selects a project. file is the path of its file and name its name; empty
+// means the default. docker is whether Docker Compose runs its services: auto, true
+// or false.
 type source struct{ file, name, docker string }
 
 func (s *source) bind(cmd *cobra.Command) {
@@ -42,7 +43,7 @@ func (s *source) bind(cmd *cobra.Command) {
 	term.CompleteWords(cmd, "docker", "auto", "true", "false")
 }
 
-// path finds the file.
+// path returns the path of the project file.
 func (s *source) path() (string, error) {
 	wd, err := os.Getwd()
 	if err != nil {
@@ -51,7 +52,7 @@ func (s *source) path() (string, error) {
 	return find(wd, s.file)
 }
 
-// open finds and reads the file and converts it to a project.
+// open reads the file and converts it to a project.
 func (s *source) open(ctx context.Context, env []string) (*file, *project, []string, error) {
 	path, err := s.path()
 	if err != nil {
@@ -152,7 +153,7 @@ func (c verbs) upCommand() *cobra.Command {
 	return cmd
 }
 
-// up applies the file once.
+// up applies the project file once.
 func (c verbs) up(ctx context.Context, s *source, only []string, dry, orphans bool) error {
 	f, p, notes, err := s.open(ctx, os.Environ())
 	if err != nil {
@@ -186,7 +187,7 @@ func (c verbs) up(ctx context.Context, s *source, only []string, dry, orphans bo
 	return err
 }
 
-// upHere applies a file to instances of lull once.
+// upHere applies a project whose services are instances of lull, once.
 func (c verbs) upHere(ctx context.Context, cl *hostctl.Client, p *project, only []string, dry, orphans bool) ([]step, error) {
 	now, err := cl.List(ctx)
 	if err != nil {
@@ -202,7 +203,7 @@ func (c verbs) upHere(ctx context.Context, cl *hostctl.Client, p *project, only 
 	return steps, c.apply(ctx, cl, steps)
 }
 
-// writePlan prints a plan, a line for each step.
+// writePlan prints a plan, one line per step.
 func writePlan(w io.Writer, steps []step) {
 	wide := 0
 	for _, s := range steps {
@@ -213,7 +214,7 @@ func writePlan(w io.Writer, steps []step) {
 	}
 }
 
-// text describes the step in a few words, for the plan.
+// text returns what the step does, in a few words.
 func (s step) text() string {
 	switch s.Action {
 	case change, replace:
@@ -226,8 +227,8 @@ func (s step) text() string {
 	return string(s.Action)
 }
 
-// apply carries out a plan and skips services whose dependency failed. It
-// prints each failure as it happens; the error only counts them.
+// apply carries out a plan. It skips services whose dependency has failed, and prints
+// each failure as it happens; the error only counts them.
 func (c verbs) apply(ctx context.Context, cl *hostctl.Client, steps []step) error {
 	failed := map[string]bool{}
 	for n := range steps {
@@ -312,18 +313,18 @@ func (c verbs) complain(err error) {
 	}
 }
 
-// watchEvery is the interval at which a watched file is read.
+// watchEvery is the interval at which a watched file is checked for changes.
 const watchEvery = time.Second
 
-// watch calls apply, and again after each change of the file, until ctx ends. A
-// file that cannot be applied changes nothing.
+// watch calls apply now and after each change of the file, until ctx ends. If apply
+// fails, it waits for the next change.
 func (c verbs) watch(ctx context.Context, path string, apply func() error) error {
 	content := func() string {
 		data, _ := os.ReadFile(path)
 		vars, _ := os.ReadFile(filepath.Join(filepath.Dir(path), ".env"))
 		return string(data) + "\x00" + string(vars)
 	}
-	last := content() // read before it is applied, so that no change is missed
+	last := content() // read before apply, so that no change is missed
 	c.complain(apply())
 	fmt.Fprintf(c.Err, "lull: watching %s; Ctrl-C stops watching; the services continue\n", path)
 	for {
@@ -333,7 +334,7 @@ func (c verbs) watch(ctx context.Context, path string, apply func() error) error
 		case <-time.After(watchEvery):
 		}
 		now := content()
-		if now == last || strings.HasPrefix(now, "\x00") { // a NUL: the file is missing or incomplete, as while an editor replaces it
+		if now == last || strings.HasPrefix(now, "\x00") { // a NUL means that the file is missing or incomplete, as while an editor replaces it
 			continue
 		}
 		last = now
@@ -358,7 +359,7 @@ each before the services it depends on. With --project, no file is needed.`,
 			return term.Usage(err)
 		}
 		if err != nil {
-			p = nil // without the file, only the stop order is unknown
+			p = nil // without the file, only the order of stopping is unknown
 		} else {
 			s.name = p.name
 		}

@@ -23,15 +23,14 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// A Compose file whose services have images is run by Docker Compose, which
-// creates, replaces and removes the containers and supports every attribute.
-// lull adopts the containers with the settings in the file and lets them sleep.
-// It runs Compose only if a service differs from the file, because Compose
-// would start those that sleep.
+// A Compose file whose services have images is run by Docker Compose. Compose
+// creates, replaces and removes the containers, and supports every attribute. lull
+// adopts the containers with the settings in the file, and pauses and wakes them. It
+// calls Compose only if a service differs from the file, because Compose would start
+// containers that are asleep.
 
-// inDocker reports whether Docker Compose runs the services of a file, if the
-// user does not choose: the file is not named lull.yaml, and every service has
-// an image or a build.
+// inDocker reports whether Docker Compose runs the services of a file by default: the
+// file is not named lull.yaml, and every service has an image or a build.
 func (f *file) inDocker() bool {
 	if strings.HasPrefix(filepath.Base(f.path), "lull.") {
 		return false
@@ -55,9 +54,8 @@ func (f *file) inDocker() bool {
 	return len(tree.Services) > 0
 }
 
-// describeDocker converts a loaded Compose file to the instances of its
-// containers. Only the idle settings of their specs are set. The error contains
-// every fault, each with its line.
+// describeDocker converts a loaded Compose file to specs for its containers. The
+// specs have only idle settings. The error joins every fault, each with its line.
 func describeDocker(f *file, p *types.Project) (*project, error) {
 	out, err := inOrder(f, p, func(c *converter, s *instance.Spec) {
 		for _, field := range idleFields {
@@ -66,7 +64,7 @@ func describeDocker(f *file, p *types.Project) (*project, error) {
 			}
 		}
 		if s.Labels = nil; c.s.Labels["lull.pause-after"] != "" {
-			s.Labels = map[string]string{} // the host reads its labels
+			s.Labels = map[string]string{} // the host itself reads the container's labels
 		}
 		c.idle(s)
 		for _, o := range []struct {
@@ -85,15 +83,15 @@ func describeDocker(f *file, p *types.Project) (*project, error) {
 	return out, err
 }
 
-// composer runs Docker Compose for one project.
+// composer calls Docker Compose for one project.
 type composer struct {
-	argv   []string // docker compose, or docker-compose, with its arguments for the file and the name
-	temp   string   // a copy of the file, removed by close; empty for none
+	argv   []string // docker compose or docker-compose, with the arguments for the file and the name
+	temp   string   // a copy of the file, which close removes; empty if none
 	name   string   // project name
 	errOut io.Writer
 }
 
-// findComposer finds Docker Compose, of either version. f may be nil.
+// findComposer returns a composer for version 2 or 1 of Docker Compose. f may be nil.
 func findComposer(ctx context.Context, f *file, name string, errOut io.Writer) (*composer, error) {
 	c := &composer{name: name, errOut: errOut}
 	if exec.CommandContext(ctx, "docker", "compose", "version").Run() == nil {
@@ -114,15 +112,15 @@ func findComposer(ctx context.Context, f *file, name string, errOut io.Writer) (
 	return c, nil
 }
 
-// close removes the temporary file of findComposer.
+// close removes the temporary copy of the file.
 func (c *composer) close() {
 	if c.temp != "" {
 		_ = os.Remove(c.temp)
 	}
 }
 
-// withoutIdle writes a copy of the file without x-lull, because Compose's first
-// version replaces a container if that changes. The caller removes the copy.
+// withoutIdle writes a copy of the file without x-lull, because version 1 of Compose
+// replaces a container if x-lull changes. The caller must remove the copy.
 func (f *file) withoutIdle() (path string, err error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(f.data, &doc); err != nil {
@@ -147,8 +145,8 @@ func (f *file) withoutIdle() (path string, err error) {
 	return to.Name(), errors.Join(err, to.Close())
 }
 
-// entry returns the index and the value of a key of a mapping; -1 and nil if it has
-// none.
+// entry returns the index and the value of a key in a mapping; -1 and nil if the key
+// is missing.
 func entry(m *yaml.Node, key string) (int, *yaml.Node) {
 	for i := 0; m.Kind == yaml.MappingNode && i+1 < len(m.Content); i += 2 {
 		if m.Content[i].Value == key {
@@ -158,7 +156,7 @@ func entry(m *yaml.Node, key string) (int, *yaml.Node) {
 	return -1, nil
 }
 
-// show runs a command of Compose and shows its output.
+// show runs a Compose command and shows its output.
 func (c *composer) show(ctx context.Context, args ...string) error {
 	cmd := c.command(ctx, args...)
 	cmd.Stdout, cmd.Stderr = c.errOut, c.errOut
@@ -171,11 +169,11 @@ func (c *composer) show(ctx context.Context, args ...string) error {
 func (c *composer) command(ctx context.Context, args ...string) *exec.Cmd {
 	argv := slices.Concat(c.argv, args)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // let it finish what it has begun
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // interrupt, so that it can finish what it has begun
 	return cmd
 }
 
-// hashes returns the present digest of each service in the file.
+// hashes returns Compose's hash of each service in the file.
 func (c *composer) hashes(ctx context.Context) (map[string]string, error) {
 	out, err := output(c.command(ctx, "config", "--hash", "*"))
 	if err != nil {
@@ -190,14 +188,14 @@ func (c *composer) hashes(ctx context.Context) (map[string]string, error) {
 	return of, nil
 }
 
-// made is a container of a Compose project.
+// made is an existing container of a Compose project.
 type made struct {
 	id, name, service, hash, state string
 	number                         int
-	labeled                        bool // has the label lull.pause-after, so the host adopts it
+	labeled                        bool // has the label lull.pause-after, so the host adopts it by itself
 }
 
-// containers lists the containers of the project, including stopped ones.
+// containers lists the project's containers, including stopped ones.
 func (c *composer) containers(ctx context.Context) ([]made, error) {
 	fields := []string{".ID", ".Names"}
 	for _, l := range []string{"com.docker.compose.service", "com.docker.compose.config-hash", "com.docker.compose.container-number", "com.docker.compose.oneoff", "lull.pause-after"} {
@@ -221,8 +219,8 @@ func (c *composer) containers(ctx context.Context) ([]made, error) {
 	return all, nil
 }
 
-// output runs a command and returns its output. The error contains its error
-// output.
+// output runs a command and returns its standard output. The error contains its
+// standard error.
 func output(cmd *exec.Cmd) (string, error) {
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
@@ -233,7 +231,7 @@ func output(cmd *exec.Cmd) (string, error) {
 }
 
 // planDocker compares a project with its containers and with the instances that
-// adopted them.
+// adopted them, and returns the steps to take.
 func planDocker(p *project, hashes map[string]string, made []made, now []hostctl.Instance, only []string, removeOrphans bool) ([]step, error) {
 	chosen, err := p.choose(only)
 	if err != nil {
@@ -287,7 +285,7 @@ func planDocker(p *project, hashes map[string]string, made []made, now []hostctl
 	return steps, nil
 }
 
-// adoptedAs returns the instance of a container.
+// adoptedAs returns the instance that adopted a container, if any.
 func adoptedAs(project string, m made, now []hostctl.Instance) (hostctl.Instance, bool) {
 	place := fmt.Sprintf("%s/%s/%d", project, m.service, m.number)
 	n := slices.IndexFunc(now, func(o hostctl.Instance) bool {
@@ -299,8 +297,8 @@ func adoptedAs(project string, m made, now []hostctl.Instance) (hostctl.Instance
 	return now[n], true
 }
 
-// applyDocker carries out a plan: Compose creates and starts the services that
-// differ, and each container is adopted with its settings.
+// applyDocker carries out a plan. Compose creates and starts the services that
+// differ, and then each container is adopted with its settings.
 func (c verbs) applyDocker(ctx context.Context, cl *hostctl.Client, p *project, compose *composer, steps []step) error {
 	var up, gone []string
 	for _, s := range steps {
@@ -356,12 +354,12 @@ func (c verbs) said(line string) {
 	}
 }
 
-// adoptLimit is the time limit for the host to adopt a new container because of
-// its label.
+// adoptLimit is how long the host may take to adopt a new container because of its
+// label.
 const adoptLimit = 10 * time.Second
 
-// adoptMade adopts a container, or applies the settings of the file to the
-// instance that exists.
+// adoptMade adopts a container, or updates the settings of the instance that already
+// adopted it.
 func (c verbs) adoptMade(ctx context.Context, cl *hostctl.Client, project string, m made, s step) (hostctl.Instance, error) {
 	for began := time.Now(); ; {
 		now, err := cl.List(ctx)
@@ -402,7 +400,7 @@ func (c verbs) adoptMade(ctx context.Context, cl *hostctl.Client, project string
 	}
 }
 
-// upDocker applies a file to Docker once.
+// upDocker applies a project that Docker Compose runs, once.
 func (c verbs) upDocker(ctx context.Context, cl *hostctl.Client, f *file, p *project, only []string, dry, orphans bool) ([]step, error) {
 	status, err := cl.Status(ctx)
 	if err == nil && !status.FollowsDocker {
@@ -435,8 +433,8 @@ func (c verbs) upDocker(ctx context.Context, cl *hostctl.Client, f *file, p *pro
 	return steps, c.applyDocker(ctx, cl, p, compose, steps)
 }
 
-// downDocker has Compose remove the containers of a project. Their instances are
-// released first, so that no client starts one again. f may be nil.
+// downDocker releases the instances of a project and then lets Compose remove the
+// containers. Released first, no instance is woken by a client. f may be nil.
 func (c verbs) downDocker(ctx context.Context, cl *hostctl.Client, f *file, name string, members []hostctl.Instance, dry bool) error {
 	compose, err := findComposer(ctx, f, name, c.Err)
 	if err != nil {
@@ -476,7 +474,7 @@ func (c verbs) downDocker(ctx context.Context, cl *hostctl.Client, f *file, name
 func (c verbs) removeDocker(ctx context.Context, cl *hostctl.Client, compose *composer, members []hostctl.Instance) error {
 	for _, o := range members {
 		if err := cl.ReleaseAdopted(ctx, o.Name); err != nil {
-			if p, ok := errors.AsType[*httpx.Problem](err); !ok || p.Status != http.StatusConflict { // an instance with a label is removed with its container
+			if p, ok := errors.AsType[*httpx.Problem](err); !ok || p.Status != http.StatusConflict { // an instance with a label cannot be released; it is removed with its container
 				return err
 			}
 		}
@@ -484,7 +482,7 @@ func (c verbs) removeDocker(ctx context.Context, cl *hostctl.Client, compose *co
 	return compose.show(ctx, "down", "--remove-orphans")
 }
 
-// dockerMembers returns the instances that are containers of a project.
+// dockerMembers returns the instances that adopted containers of a project.
 func dockerMembers(name string, now []hostctl.Instance) (out []hostctl.Instance) {
 	for _, o := range now {
 		if o.Runtime == instance.RuntimeDocker && (o.Labels[labelProject] == name || strings.HasPrefix(o.Image, name+"/")) {

@@ -20,14 +20,14 @@ import (
 	"lull/internal/core/instance"
 )
 
-// shownProject is a project as lull config prints it, in the form of a lull.yaml.
+// shownProject is a project in the form in which lull config prints it: that of a
+// lull.yaml.
 type shownProject struct {
 	Name     string                  `yaml:"name" json:"name"`
 	Services map[string]shownService `yaml:"services" json:"services"`
 }
 
-// shownService has those attributes of fields.go that a service's spec depends
-// on.
+// shownService has the attributes in fields.go that determine a service's spec.
 type shownService struct {
 	Runtime     string            `yaml:"runtime" json:"runtime"`
 	Image       string            `yaml:"image,omitempty" json:"image,omitempty"`
@@ -61,7 +61,7 @@ type shownService struct {
 	Probes []shownProbe `yaml:"probes,omitempty" json:"probes,omitempty"`
 }
 
-// show returns the effective project, after merging, variables and defaults.
+// show returns the project after merging, variables and defaults have been applied.
 func (p *project) show() shownProject {
 	out := shownProject{Name: p.name, Services: map[string]shownService{}}
 	for _, s := range p.services {
@@ -112,7 +112,7 @@ func showSpec(s instance.Spec, after []string) shownService {
 	return out
 }
 
-// span formats a duration; empty for 0, so that it is omitted.
+// span formats a duration; "" for 0, so that the attribute is omitted.
 func span(d idle.Duration) string {
 	if d == 0 {
 		return ""
@@ -120,8 +120,8 @@ func span(d idle.Duration) string {
 	return time.Duration(d).String()
 }
 
-// write prints the project so that load reads the same one again: it escapes
-// what load would take for a variable.
+// write prints the project in such a form that load reads the same project again. It
+// escapes what load would take for a variable.
 func (p shownProject) write(w io.Writer) error {
 	var text strings.Builder
 	out := yaml.NewEncoder(&text)
@@ -133,8 +133,8 @@ func (p shownProject) write(w io.Writer) error {
 	return err
 }
 
-// Effective makes cmd, which is lull config, print the effective project of the
-// file in its arguments or, with --schema, the JSON schema of project files.
+// Effective makes cmd, which is lull config, print the effective project of the file
+// that is its argument or, with --schema, the JSON schema of project files.
 func Effective(s *client.Session, cmd *cobra.Command) {
 	schema := cmd.Flags().Bool("schema", false, "print the JSON schema of lull.yaml, for editors")
 	cmd.Args = term.Args(cobra.MaximumNArgs(1))

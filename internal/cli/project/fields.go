@@ -12,12 +12,12 @@ import (
 // field is an attribute of a service in lull.yaml.
 type field struct {
 	name string
-	kind string // type in the JSON schema: string, boolean, number, array, or any if it can be several
+	kind string // type in the JSON schema: string, boolean, number, array, or any if several are allowed
 	doc  string
 }
 
-// idleFields are lull's additions to a Compose service: when and how it sleeps.
-// A compose.yaml has them below x-lull or in labels (lull.pause-after).
+// idleFields are the attributes that lull adds to a service: when and how it sleeps.
+// In a compose.yaml they are below x-lull or in labels (lull.pause-after).
 var idleFields = []field{
 	{"runtime", "string", "process (default without an image), container (default with one) or microvm"},
 	{"pause_after", "string", "idle time until it is paused, such as 30s; 0 never pauses"},
@@ -57,11 +57,11 @@ var composeFields = []field{
 	{"labels", "any", "labels of the instance"},
 }
 
-// ignoredFields can be left out without a difference for the users of a
-// service. A note tells that they have no effect.
+// ignoredFields are attributes that lull ignores because they make no difference for
+// the users of a service. A note says that they have no effect.
 var ignoredFields = []string{"container_name", "hostname", "healthcheck", "networks", "logging", "init", "tty", "stdin_open", "pull_policy", "attach", "annotations", "develop"}
 
-// refused are the attributes of the Compose specification that lull does not
+// refused returns the attributes of the Compose specification that lull does not
 // support and cannot ignore.
 func refused() []loader.UnsupportedAttributePattern {
 	known := map[string]bool{"deploy": true, "scale": true}

@@ -20,28 +20,28 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// names are the default file names of lull up, in order of preference.
+// names are the default names of the project file, in order of preference.
 var names = []string{"lull.yaml", "lull.yml", "compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml"}
 
-// maxFile bounds a project file, in bytes.
+// maxFile is the maximum size of a project file in bytes.
 const maxFile = 1 << 20
 
 // nothing is a placeholder image for services without an image, because
 // compose-go requires one.
 const nothing = "lull.invalid/process"
 
-// xLull is the extension of a service that contains its idle settings.
+// xLull is the extension attribute of a service that contains its idle settings.
 const xLull = "x-lull"
 
-// file is a project file as YAML nodes, which know their line numbers.
+// file is a project file as YAML nodes, which have line numbers.
 type file struct {
 	path string // absolute
 	data []byte
 	root *yaml.Node // the top-level mapping
 }
 
-// find returns the path of the project file: given, if that is not empty,
-// otherwise the first of names in folder.
+// find returns the path of the project file: given if not empty, otherwise the first
+// of names that exists in folder.
 func find(folder, given string) (string, error) {
 	if given != "" {
 		return filepath.Abs(given)
@@ -55,7 +55,7 @@ func find(folder, given string) (string, error) {
 	return "", fmt.Errorf("cannot find lull.yaml or compose.yaml in %s: name a file with -f", folder)
 }
 
-// read reads a file. If it is not YAML, the error names the line.
+// read reads a project file. The error for invalid YAML names the line.
 func read(path string) (*file, error) {
 	data, err := os.ReadFile(path)
 	switch {
@@ -80,7 +80,8 @@ func read(path string) (*file, error) {
 	return f, nil
 }
 
-// yamlFault matches an error of the YAML package and extracts the line.
+// yamlFault matches an error of the YAML package; its groups are the line and the
+// message.
 var yamlFault = regexp.MustCompile(`(?s)^yaml: (?:unmarshal errors:\s*)?line (\d+): ([^\n]*)`)
 
 // malformed adds the file name to an error of the YAML package.
@@ -92,8 +93,8 @@ func (f *file) malformed(err error) error {
 	return fmt.Errorf("%s: %s", name, strings.TrimPrefix(err.Error(), "yaml: "))
 }
 
-// line returns the line of the deepest part of path that exists in the file; 0
-// if none does.
+// line returns the line of path in the file or, if path does not exist, of its
+// deepest existing parent; 0 if there is none.
 func (f *file) line(path ...string) (line int) {
 	for at := f.root; len(path) > 0 && at != nil; path = path[1:] {
 		for at.Kind == yaml.AliasNode {
@@ -114,7 +115,7 @@ func (f *file) line(path ...string) (line int) {
 	return line
 }
 
-// fault returns an error about the given path of the file.
+// fault returns an error about path, with its line.
 func (f *file) fault(path []string, format string, args ...any) error {
 	where := filepath.Base(f.path)
 	if n := f.line(path...); n > 0 {
@@ -126,12 +127,12 @@ func (f *file) fault(path []string, format string, args ...any) error {
 	return fmt.Errorf("%s: %s", where, fmt.Sprintf(format, args...))
 }
 
-// load reads a project with compose-go, under the name if that is not empty.
-// Variables are those of env, KEY=VALUE, and of .env beside the file. The notes
-// name attributes that have no effect. With any, every attribute of a Compose file
-// is taken.
+// load parses a project with compose-go. name, if not empty, is the project's name.
+// Variables come from env, as KEY=VALUE, and from .env beside the file. notes name
+// attributes that have no effect. With any set, attributes that lull does not support
+// are accepted.
 func load(ctx context.Context, f *file, name string, env []string, any bool) (p *types.Project, notes []string, err error) {
-	logrus.SetOutput(io.Discard) // compose-go's warnings; ours have lines
+	logrus.SetOutput(io.Discard) // discards compose-go's warnings, because our own have lines
 	tree, err := f.tree()
 	if err != nil {
 		return nil, nil, err
@@ -175,7 +176,7 @@ type reading struct {
 	vars types.Mapping
 }
 
-// read parses a tree with compose-go. It returns the project, and the paths of
+// read parses a tree with compose-go. It returns the project and the paths of
 // unsupported attributes.
 func (l reading) read(ctx context.Context, tree map[string]any) (p *types.Project, unfit [][]string, err error) {
 	folder := filepath.Dir(l.f.path)
@@ -195,9 +196,10 @@ func (l reading) read(ctx context.Context, tree map[string]any) (p *types.Projec
 	return p, unfit, err
 }
 
-// culprit finds the attribute that makes a parse fail: the service that fails
-// with the same error when parsed alone, and the attribute without which it no
-// longer does. It returns as much of the path as it finds.
+// culprit returns the path of the attribute that makes a parse fail. It looks for the
+// service that fails with the same error when parsed alone, and then for the
+// attribute without which that service parses. If it finds only the service, it
+// returns that; otherwise nil.
 func (l reading) culprit(ctx context.Context, failed error) []string {
 	whole, err := l.f.tree()
 	if err != nil {
@@ -232,7 +234,7 @@ func (l reading) culprit(ctx context.Context, failed error) []string {
 	return nil
 }
 
-// tree returns the file as a decoded Compose file, which the caller may change.
+// tree returns the file in the form that compose-go parses. The caller may change it.
 func (f *file) tree() (map[string]any, error) {
 	var tree map[string]any
 	if err := f.root.Decode(&tree); err != nil {
@@ -241,7 +243,8 @@ func (f *file) tree() (map[string]any, error) {
 	return tree, f.lift(tree)
 }
 
-// variables merges env over the .env file in folder.
+// variables returns the variables in env and in the file .env in folder; those in env
+// take precedence.
 func variables(folder string, env []string) (types.Mapping, error) {
 	own := types.NewMapping(env)
 	path := filepath.Join(folder, ".env")
@@ -255,14 +258,14 @@ func variables(folder string, env []string) (types.Mapping, error) {
 	return own.Merge(vars), nil
 }
 
-// lift moves the idle settings of each service, and of its labels, into its
-// extension. The rest is a valid Compose file.
+// lift moves the idle settings of each service, and those in its labels, to the
+// extension attribute. The rest is a valid Compose file.
 func (f *file) lift(tree map[string]any) error {
 	services, _ := tree["services"].(map[string]any)
 	for name, v := range services {
 		s, ok := v.(map[string]any)
 		if !ok {
-			continue // compose-go reports this fault
+			continue // compose-go will report this fault
 		}
 		idle, ok := s[xLull].(map[string]any)
 		if !ok && s[xLull] != nil {
@@ -290,15 +293,15 @@ func (f *file) lift(tree map[string]any) error {
 	return nil
 }
 
-// The patterns find the path in an error of compose-go.
+// Patterns for the path in an error of compose-go.
 var (
 	place = regexp.MustCompile(`services\.([\w.-]+(?:\[\d+\])?)`)
 	extra = regexp.MustCompile(`additional propert\w+ '([^']+)'`)
 	about = regexp.MustCompile(`service "([^"]+)"`)
 )
 
-// explain adds the line to an error of compose-go: that of the path it
-// mentions, otherwise that of the culprit.
+// explain adds the line to an error of compose-go: that of the path in the error,
+// otherwise that of the culprit.
 func (f *file) explain(err error, culprit []string) error {
 	text := strings.TrimPrefix(err.Error(), "validating "+f.path+": ")
 	path := culprit

@@ -16,11 +16,11 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// Labels of an instance that lull up made.
+// Labels of an instance that lull up has created.
 const (
 	labelProject = "lull.project"
 	labelService = "lull.service"
-	labelApplied = "lull.applied" // the settings as last applied, each as a digest
+	labelApplied = "lull.applied" // digest of each setting as last applied
 )
 
 // action is an operation on an instance in a plan.
@@ -28,13 +28,13 @@ type action string
 
 const (
 	create    action = "create"
-	change    action = "change"  // possible without recreating it
-	replace   action = "replace" // recreate it with new settings
+	change    action = "change"  // possible without recreating the instance
+	replace   action = "replace" // recreate the instance with new settings
 	start     action = "start"
-	adopt     action = "adopt" // a container that runs already
+	adopt     action = "adopt" // a container that is running already
 	unchanged action = "unchanged"
 	remove    action = "remove"
-	orphan    action = "orphan" // an instance of the project that its file no longer has; left alone
+	orphan    action = "orphan" // an instance of the project that is no longer in its file; left alone
 )
 
 // step is one line of a plan.
@@ -42,7 +42,7 @@ type step struct {
 	Action   action   `json:"action"`
 	Service  string   `json:"service"`
 	Instance string   `json:"instance"`
-	State    string   `json:"state,omitempty"`   // before
+	State    string   `json:"state,omitempty"`   // state before the step
 	Changed  []string `json:"changed,omitempty"` // names of the settings that change
 	Error    string   `json:"error,omitempty"`
 
@@ -51,8 +51,8 @@ type step struct {
 	after  []string
 }
 
-// settings returns the fields of a spec that are set, in their API form,
-// without those that name the instance.
+// settings returns the fields of a spec that are set, in the API's JSON. Those that
+// name the instance are left out.
 func settings(s instance.Spec) map[string]json.RawMessage {
 	data, err := json.Marshal(s)
 	fields := map[string]json.RawMessage{}
@@ -69,8 +69,8 @@ func settings(s instance.Spec) map[string]json.RawMessage {
 	return fields
 }
 
-// digests returns the value of labelApplied: each setting with a digest of its
-// value, which does not reveal environment variables.
+// digests returns the value of labelApplied: a digest of each setting. The digests do
+// not reveal environment variables.
 func digests(s instance.Spec) string {
 	fields := settings(s)
 	parts := make([]string, 0, len(fields))
@@ -92,7 +92,7 @@ func labeled(project, service string, s instance.Spec) instance.Spec {
 	return s
 }
 
-// differing names the settings that differ from what was applied.
+// differing returns the names of settings that differ from those last applied.
 func differing(applied string, s instance.Spec) (names []string) {
 	was := map[string]bool{}
 	for part := range strings.SplitSeq(applied, ",") {
@@ -105,7 +105,7 @@ func differing(applied string, s instance.Spec) (names []string) {
 		}
 		maps.DeleteFunc(was, func(p string, _ bool) bool { return strings.HasPrefix(p, name+":") })
 	}
-	for part := range was { // these were set before and no longer are
+	for part := range was { // these were set before and are not set now
 		if name, _, ok := strings.Cut(part, ":"); ok {
 			names = append(names, name)
 		}
@@ -114,8 +114,8 @@ func differing(applied string, s instance.Spec) (names []string) {
 	return names
 }
 
-// drifted names the settings that a user has changed since they were applied,
-// as far as the host reports them.
+// drifted returns the names of settings that a user has changed since they were
+// applied, as far as the host reports them.
 func drifted(o hostctl.Instance, s instance.Spec) (names []string) {
 	differs := func(name string, set bool, want idle.Duration, got float64) {
 		if set && time.Duration(want).Seconds() != got {
@@ -140,7 +140,7 @@ func drifted(o hostctl.Instance, s instance.Spec) (names []string) {
 }
 
 // changeOf returns the change that sets the named settings to those of s; false if
-// one of them can only be set on a new instance.
+// one of them cannot be changed on an existing instance.
 func changeOf(names []string, s instance.Spec) (c hostctl.Change, ok bool) {
 	for _, name := range names {
 		switch name {
@@ -174,8 +174,8 @@ func changeOf(names []string, s instance.Spec) (c hostctl.Change, ok bool) {
 	return c, true
 }
 
-// plan compares a project with the instances of the host. only limits it to
-// some services; empty means all.
+// plan compares a project with the instances of the host and returns the steps to
+// take. only names the services to consider; empty means all.
 func plan(p *project, now []hostctl.Instance, only []string, removeOrphans bool) ([]step, error) {
 	byName := map[string]hostctl.Instance{}
 	for _, o := range now {
@@ -232,13 +232,13 @@ func plan(p *project, now []hostctl.Instance, only []string, removeOrphans bool)
 	return steps, nil
 }
 
-// rests reports whether an instance is stopped and nothing is going to start it.
+// rests reports whether an instance is stopped and nothing will start it.
 func rests(o hostctl.Instance) bool {
 	return o.State == string(power.Stopped) && !o.StartsOnConnection && o.RestartAt == nil
 }
 
-// choose returns the named services and their dependencies; all services if
-// none is named.
+// choose returns the named services and their dependencies; if none is named, all
+// services.
 func (p *project) choose(only []string) (map[string]bool, error) {
 	chosen := map[string]bool{}
 	for _, name := range only {
@@ -247,7 +247,7 @@ func (p *project) choose(only []string) (map[string]bool, error) {
 		}
 		chosen[name] = true
 	}
-	for _, s := range slices.Backward(p.services) { // dependencies come first
+	for _, s := range slices.Backward(p.services) { // backward, because dependencies come first
 		if len(only) == 0 {
 			chosen[s.name] = true
 		}
@@ -260,8 +260,8 @@ func (p *project) choose(only []string) (map[string]bool, error) {
 	return chosen, nil
 }
 
-// teardown is the plan of lull down: it removes every instance of a project,
-// each before those it depends on. p gives the order and may be nil.
+// teardown returns the plan of lull down: it removes every instance of a project,
+// each before its dependencies. p determines the order and may be nil.
 func teardown(name string, p *project, now []hostctl.Instance) (steps []step) {
 	rank := map[string]int{}
 	if p != nil {

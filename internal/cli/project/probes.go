@@ -14,8 +14,8 @@ import (
 	"lull/internal/core/policy/when"
 )
 
-// shownProbe is a probe as written in a lull.yaml. Its fields are those of
-// instance.Probe.
+// shownProbe is a probe as written in a lull.yaml. Its fields mean the same as those
+// of instance.Probe.
 type shownProbe struct {
 	Name           string   `yaml:"name,omitempty" json:"name,omitempty"`
 	Kind           string   `yaml:"kind" json:"kind"`
@@ -44,8 +44,8 @@ func showProbes(probes []instance.Probe) (out []shownProbe) {
 	return out
 }
 
-// probes converts v: one probe in its short form, or a list of probes, each in
-// its short form or as a mapping.
+// probes converts v, which is one probe in its short form, or a list of probes in
+// short form or as mappings.
 func (c *converter) probes(v any) (out []instance.Probe) {
 	if _, one := v.(string); one {
 		v = []any{v}

@@ -29,7 +29,8 @@ const withProbes = `services:
     labels: {lull.probes: "redis:127.0.0.1:6380"}
 `
 
-// TestProbes reads both forms of probes, and reads again what lull config shows.
+// TestProbes checks that both forms of probes are read, and that the output of lull
+// config is read as the same probes.
 func TestProbes(t *testing.T) {
 	p, _, err := parse(t, withProbes)
 	errtest.None(t, err)

@@ -19,7 +19,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// parse reads a project file with this text.
+// parse reads a project file with the given text.
 func parse(t *testing.T, text string, env ...string) (*project, []string, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "lull.yaml")
@@ -109,7 +109,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestShownIsRead checks that what lull config prints means the same again.
+// TestShownIsRead checks that a project is the same after it was printed by lull
+// config and read again.
 func TestShownIsRead(t *testing.T) {
 	p, _, err := parse(t, shop, "WHO=me")
 	if err != nil {
@@ -128,7 +129,7 @@ func TestShownIsRead(t *testing.T) {
 	}
 }
 
-// TestFaults checks that a fault names its line and its attribute.
+// TestFaults checks that the error for each fault names the line and the attribute.
 func TestFaults(t *testing.T) {
 	for _, c := range []struct{ name, text, where string }{
 		{"no YAML", "services:\n  web:\n   - a\n  b\n", "lull.yaml:4: "},
@@ -176,8 +177,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestComposeFile reads a Compose file as others write them: what has no effect is
-// named, with its line.
+// TestComposeFile checks that a typical Compose file can be read, and that attributes
+// without effect are named with their lines.
 func TestComposeFile(t *testing.T) {
 	_, notes, err := parse(t, `version: "3.8"
 services:
@@ -203,7 +204,8 @@ networks:
 	}
 }
 
-// TestSchemaKnowsEveryAttribute checks the schema against the files of these tests.
+// TestSchemaKnowsEveryAttribute checks that the schema has every attribute in the
+// files of these tests.
 func TestSchemaKnowsEveryAttribute(t *testing.T) {
 	var s struct {
 		Properties struct {
@@ -225,7 +227,8 @@ func TestSchemaKnowsEveryAttribute(t *testing.T) {
 	}
 }
 
-// asListed is how the host lists an instance that lull up made of spec.
+// asListed returns the instance that the host would list after lull up created one
+// from spec.
 func asListed(spec instance.Spec) hostctl.Instance {
 	seconds := func(d *idle.Duration, none float64) float64 {
 		if d == nil {
@@ -237,8 +240,9 @@ func asListed(spec instance.Spec) hostctl.Instance {
 		ReclaimAfter: time.Duration(spec.ReclaimAfter).Seconds(), HibernateAfter: time.Duration(spec.HibernateAfter).Seconds(), IdlePolicy: spec.IdlePolicy, Wakes: spec.Wakes()}
 }
 
-// TestPlanNamesWhatDiffers changes random settings of a service: the plan names
-// exactly those, and replaces the instance only if one of them needs that.
+// TestPlanNamesWhatDiffers changes random settings of a service. It checks that the
+// plan names exactly these settings, and replaces the instance only if one of them
+// requires that.
 func TestPlanNamesWhatDiffers(t *testing.T) {
 	span := func(d idle.Duration) *idle.Duration { return &d }
 	edits := map[string]struct {
@@ -253,7 +257,7 @@ func TestPlanNamesWhatDiffers(t *testing.T) {
 		"probes":            {func(s *instance.Spec) { s.Probes = []instance.Probe{{Name: "file", Kind: "file", Path: "/p"}} }, false},
 		"user":              {func(s *instance.Spec) { s.User = "nobody" }, false},
 		"pause_after":       {func(s *instance.Spec) { s.PauseAfter = span(7e9) }, true},
-		"stop_after":        {func(s *instance.Spec) { s.StopAfter = nil }, false}, // the host's default again
+		"stop_after":        {func(s *instance.Spec) { s.StopAfter = nil }, false}, // back to the host's default
 		"reclaim_after":     {func(s *instance.Spec) { s.ReclaimAfter = 5e9 }, true},
 		"stop_grace":        {func(s *instance.Spec) { s.StopGrace = 0 }, true},
 		"restart":           {func(s *instance.Spec) { s.Restart = "no" }, true},
@@ -370,7 +374,7 @@ func FuzzFile(f *testing.F) {
 	})
 }
 
-// TestWhoRunsAFile checks which files Docker Compose runs unless a user chooses.
+// TestWhoRunsAFile checks which files Docker Compose runs by default.
 func TestWhoRunsAFile(t *testing.T) {
 	for _, c := range []struct {
 		file, text string
@@ -396,7 +400,7 @@ func TestWhoRunsAFile(t *testing.T) {
 	}
 }
 
-// inCompose reads a compose.yaml for Docker Compose.
+// inCompose reads a compose.yaml that Docker Compose runs.
 func inCompose(t *testing.T, text string) (*project, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "compose.yaml")
@@ -407,8 +411,8 @@ func inCompose(t *testing.T, text string) (*project, error) {
 	return p, err
 }
 
-// TestComposeFaults checks that what a container of Docker's cannot have is refused
-// with its line.
+// TestComposeFaults checks that settings that an adopted container cannot have are
+// rejected with their line.
 func TestComposeFaults(t *testing.T) {
 	for text, want := range map[string]string{
 		"services:\n  a:\n    image: x\n    pause_after: 5s\n":                      "compose.yaml:4: services.a.pause_after: ",
@@ -425,7 +429,8 @@ func TestComposeFaults(t *testing.T) {
 	}
 }
 
-// TestPlanInDocker compares a project with containers in each state.
+// TestPlanInDocker checks the plan for services whose containers are in various
+// states.
 func TestPlanInDocker(t *testing.T) {
 	p, err := inCompose(t, "name: shop\nservices:\n  web: {image: x, depends_on: [db], x-lull: {pause_after: 30s}}\n  db: {image: y}\n")
 	if err != nil {
@@ -462,7 +467,7 @@ func TestPlanInDocker(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %s", name, steps, err, c.want)
 		}
 	}
-	// One that is in the project and not in its file.
+	// A container of a service that is no longer in the file.
 	old := web
 	old.service, old.name = "old", "shop-old-1"
 	for _, removes := range []bool{false, true} {

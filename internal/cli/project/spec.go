@@ -17,7 +17,7 @@ import (
 	"lull/internal/core/policy/when"
 )
 
-// member is a service of a project and the instance that it becomes.
+// member is a service of a project, and the spec of its instance.
 type member struct {
 	name  string
 	after []string // names of the services to start before it
@@ -27,18 +27,18 @@ type member struct {
 // project is the content of a project file.
 type project struct {
 	name     string
-	services []member       // in start order: each after its dependencies
+	services []member       // in start order: each service after its dependencies
 	compose  *types.Project // the services that Docker Compose runs; nil if lull runs them itself
 }
 
-// describe converts a loaded file to a project. The error contains every fault,
-// each with its line.
+// describe converts a loaded file to a project. The error joins every fault, each
+// with its line.
 func describe(f *file, p *types.Project) (*project, error) {
 	return inOrder(f, p, func(c *converter, s *instance.Spec) { *s = c.spec(p) })
 }
 
-// inOrder describes each service of p, behind those it depends on. make fills its
-// spec, which has a name only.
+// inOrder returns the project of p, with each service after its dependencies. make
+// fills the spec of a service, in which only the name is set.
 func inOrder(f *file, p *types.Project, make func(c *converter, s *instance.Spec)) (*project, error) {
 	out := &project{name: p.Name}
 	var errs []error
@@ -154,7 +154,7 @@ func (c *converter) limits(out *instance.Spec) {
 	}
 }
 
-// life converts restart policy, timeouts and dependencies.
+// life converts the restart policy, the timeouts and the dependencies.
 func (c *converter) life(out *instance.Spec) {
 	s := c.s
 	switch s.Restart {
@@ -169,14 +169,14 @@ func (c *converter) life(out *instance.Spec) {
 	}
 	for name, d := range s.DependsOn {
 		switch d.Condition {
-		case "", types.ServiceConditionStarted, types.ServiceConditionHealthy: // lull waits until the dependency listens or exits, which satisfies each of these
+		case "", types.ServiceConditionStarted, types.ServiceConditionHealthy: // lull waits until the dependency listens or exits, which satisfies these conditions
 		default:
 			c.bad("depends_on."+name, "the condition %s is not supported", d.Condition)
 		}
 	}
 }
 
-// idle converts lull's own settings, from the extension and from labels.
+// idle converts lull's own settings, from the extension attribute and from labels.
 func (c *converter) idle(out *instance.Spec) {
 	set := map[string]any{}
 	for k, v := range c.s.Labels {
@@ -255,7 +255,7 @@ func (c *converter) idle(out *instance.Spec) {
 		}
 	}
 	delete(set, "schedule")
-	delete(set, "path") // read by ports
+	delete(set, "path") // used by ports
 	for _, k := range slices.Sorted(maps.Keys(set)) {
 		c.bad(k, "unknown attribute")
 	}
@@ -267,8 +267,7 @@ func (c *converter) idle(out *instance.Spec) {
 	}
 }
 
-// ports converts ports, followed by the ports of expose that are not among
-// them.
+// ports converts ports, and those ports of expose that are not among them.
 func (c *converter) ports(out *instance.Spec) {
 	path := instance.PathAuto
 	if more, ok := c.s.Extensions[xLull].(map[string]any); ok && more["path"] != nil {
@@ -284,7 +283,7 @@ func (c *converter) ports(out *instance.Spec) {
 		}
 		e := instance.Endpoint{Listen: net.JoinHostPort(cmp.Or(p.HostIP, "127.0.0.1"), listen), Target: net.JoinHostPort("127.0.0.1", target), Path: path}
 		if listen == target && out.Runtime != "microvm" {
-			e.Target = e.Listen // the program itself listens at this address
+			e.Target = e.Listen // the program itself listens on this address
 		}
 		switch p.Protocol {
 		case "", "tcp":

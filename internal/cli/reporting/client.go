@@ -15,8 +15,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// HTTPClient returns a client over t that verifies its server as configured. It
-// follows no redirects, which might lead away from TLS.
+// HTTPClient returns a client over t that verifies the server as configured in r. It
+// follows no redirects, because one could lead away from TLS.
 func (r Target) HTTPClient(t *http.Transport) (*http.Client, error) {
 	if r.ServerCA != "" {
 		pem, err := os.ReadFile(r.ServerCA)
@@ -32,9 +32,9 @@ func (r Target) HTTPClient(t *http.Transport) (*http.Client, error) {
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }
 
-// TokenSource describes how a daemon reads its token. Option is the setting
-// that names the file. Read returns at most limit bytes of the file. The agent,
-// which runs as root, also checks who may write to it.
+// TokenSource says how a daemon reads its token. Option is the setting that names the
+// token's file. Read returns at most limit bytes of the file. The agent, which runs
+// as root, uses one that also checks who can write to the file.
 type TokenSource struct {
 	Option string
 	Read   func(path string, limit int64) ([]byte, error)
@@ -53,8 +53,8 @@ var (
 	}}
 )
 
-// Dial is a client of the server with the token of now: it is read each time,
-// so that a new one is used at once.
+// Dial returns a client of the server with the current token. It must be called for
+// each connection, so that a new token is used at once.
 func (r Target) Dial(hc *http.Client, from TokenSource) (*control.Client, error) {
 	token, err := r.ReadToken(from)
 	if err != nil {
@@ -63,7 +63,7 @@ func (r Target) Dial(hc *http.Client, from TokenSource) (*control.Client, error)
 	return control.NewClient(r.Server, token, hc)
 }
 
-// ReadToken reads the token's file, which no other user may be able to read.
+// ReadToken reads the token from its file. It fails if other users can read the file.
 func (r Target) ReadToken(from TokenSource) (string, error) {
 	st, err := os.Stat(r.TokenFile)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package reporting is how the agent and the host of this machine reach the server
-// that they report to: its address and CA, and the file of the token.
+// Package reporting determines how the agent and the host of this machine reach the
+// server that they report to: the server's address and CA, and the token.
 package reporting
 
 import (
@@ -14,13 +14,14 @@ const (
 	HostOption  = "token-file"
 )
 
-// Target is where a daemon of this machine reports to, and as whom.
+// Target is the server that a daemon of this machine reports to, and the credentials
+// that it uses.
 type Target struct {
 	Server, TokenFile, ServerCA, Machine string
 }
 
-// Check validates the target. role is the role of the token, option the setting
-// that names its file.
+// Check validates r. role is the role of the token, and option the setting that names
+// the token's file.
 func (r Target) Check(role, option string) error {
 	u, err := url.Parse(r.Server)
 	switch {

@@ -1,5 +1,5 @@
-// Package savings has the verbs that say what pauses saved, and what another
-// policy would have saved.
+// Package savings has the verbs that show what pauses have saved, and what other
+// policies would have saved.
 package savings
 
 import (
@@ -8,10 +8,10 @@ import (
 	"lull/internal/cli/client"
 )
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct{ *client.Session }
 
-// Commands returns simulate and savings.
+// Commands returns the verbs simulate and savings.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return []*cobra.Command{v.simulateCommand(), v.savingsCommand()}

@@ -50,7 +50,7 @@ credentials need pricing:GetProducts. Prices that AWS does not list stay unknown
 	return cmd
 }
 
-// pricesText prints the prices below a line that describes what they cover.
+// pricesText prints prices, after a line about what they cover.
 func pricesText(w io.Writer, p control.Prices) {
 	regions, count := map[string]bool{}, map[string]int{}
 	for _, x := range p.Items {

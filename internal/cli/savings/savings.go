@@ -131,11 +131,11 @@ func savingsText(w io.Writer, r control.Savings) {
 
 const savingsHead = "\t5:RUNNING\tAVOIDED\t4:COMPUTE\t3:STORAGE PAID\tSAVED\t2:HOURS WITHOUT A PRICE\t1:HOURS OF UNKNOWN STORAGE"
 
-// widestWeek is the width from which on every hour of a day has its own column.
+// widestWeek is the minimum width at which each hour of the day has its own column.
 const widestWeek = 180
 
-// idleHours prints the idle hours of a week by hour of the day, or by three hours
-// where the terminal is not wide enough.
+// idleHours prints the idle hours of a week, by hour of the day. On a narrower
+// terminal, three hours share a column.
 func idleHours(w io.Writer, l []control.IdlePattern) {
 	each := 1
 	if n := term.Width(w); n > 0 && n < widestWeek {
@@ -172,8 +172,8 @@ func saved(s savings.Sum) string {
 	return spent(s, s.Saved)
 }
 
-// spent is a figure of a sum; of no avoided hours it is nothing, whatever an
-// hour costs.
+// spent returns a figure of a sum; zero if there are no avoided hours, even if the
+// price is unknown.
 func spent(s savings.Sum, usd *float64) string {
 	if usd == nil && s.AvoidedHours == 0 {
 		usd = new(float64)
@@ -185,7 +185,7 @@ func savingsRow(row func(string, ...any), before string, g savings.Sum) {
 	row("%s%s\t%.1fh\t%.1fh\t%s\t%s\t%s\t%.1f\t%.1f", before, named(g.Key, g.Name), g.RunningHours, g.AvoidedHours, spent(g, g.ComputeSaved), spent(g, g.StoragePaid), saved(g), g.UnpricedHours, g.UnknownStorageHours)
 }
 
-// named formats the name of a group for users.
+// named returns the name of a group, for users.
 func named(key, name string) string {
 	if name != "" {
 		return name

@@ -9,9 +9,8 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestNothingIsSaidOfNothing checks that a simulation without records does not
-// mention policies, and that a period without avoided hours has saved zero,
-// which is known.
+// TestNothingIsSaidOfNothing checks that a simulation without records shows no
+// policies, and that a period without avoided hours saved a known zero.
 func TestNothingIsSaidOfNothing(t *testing.T) {
 	var out strings.Builder
 	r := control.Simulation{Policies: []control.SimulatedOutcome{{Name: "balanced"}}, Missing: []evidence.Missing{{Why: "no worker matches"}}}

@@ -1,4 +1,4 @@
-// Package setup has the verbs that set the agent up on a machine: its rights in
+// Package setup has the verbs that set up the agent on a machine: its permissions in
 // the cloud, its files and unit, and its enrollment with a server.
 package setup
 
@@ -8,18 +8,17 @@ import (
 	"lull/internal/cli/client"
 )
 
-// Slim is the name of the program that is the agent alone.
+// Slim is the name of the program that has only the agent.
 const Slim = "lull-agent"
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct {
 	*client.Session
-	program string // lull or lull-agent, which is installed
+	program string // lull or lull-agent, whichever is running and will be installed
 }
 
-// Commands returns the verbs of lull agent that set it up: iam, install, enroll
-// and uninstall. program is the name of the running program, lull or
-// lull-agent.
+// Commands returns the verbs of lull agent that set it up: iam, install, enroll and
+// uninstall. program is the name of the running program, lull or lull-agent.
 func Commands(s *client.Session, program string) []*cobra.Command {
 	v := verbs{s, program}
 	return []*cobra.Command{v.agentIAM(), v.agentInstall(), v.agentEnroll(), v.agentUninstall()}

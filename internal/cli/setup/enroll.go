@@ -24,7 +24,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// Paths of an enrolled agent, below the root.
+// Paths of the files of an enrolled agent, below the root.
 const (
 	enrolledToken    = "etc/lull/agent-token"
 	enrolledCA       = "etc/lull/agent-server-ca.pem"
@@ -92,12 +92,12 @@ for a token bound to this instance, which replaces an earlier one.`,
 	return cmd
 }
 
-// exchangeWithin is how long an exchange waits for the server, and for the
-// server to know the instance.
+// exchangeWithin is how long exchange waits for the server to answer, and to know the
+// instance.
 const exchangeWithin = 10 * time.Minute
 
-// exchange returns the token that the server gives for the enrollment secret in
-// a file. It retries while the server is unavailable.
+// exchange returns the token that the server issues for the enrollment secret in a
+// file. While the server is unavailable, it retries.
 func (c verbs) exchange(ctx context.Context, r reporting.Target, file string) (string, error) {
 	if r.Server == "" {
 		return "", term.Usage(errors.New("cannot enroll without --server"))
@@ -137,7 +137,8 @@ func (c verbs) exchange(ctx context.Context, r reporting.Target, file string) (s
 	}
 }
 
-// Enroll validates everything before it writes anything.
+// Enroll writes the token and the settings for reporting to r below root. It
+// validates everything before it writes anything.
 func Enroll(root string, r reporting.Target, token io.Reader) ([]placed, error) {
 	if r.Server == "" {
 		return nil, term.Usage(errors.New("cannot enroll without --server"))
@@ -189,8 +190,8 @@ func Enroll(root string, r reporting.Target, token io.Reader) ([]placed, error) 
 	return l, nil
 }
 
-// withSettings returns the environment file old with settings in it, once
-// each, and without an earlier enrollment's others.
+// withSettings returns the environment file old with each of settings in it once, and
+// without other settings of an earlier enrollment.
 func withSettings(old string, settings [][2]string) string {
 	var b strings.Builder
 	for line := range strings.Lines(old) {

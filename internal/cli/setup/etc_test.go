@@ -14,7 +14,7 @@ import (
 
 var updateEtc = flag.Bool("update-etc", false, "write the files of etc that come from code")
 
-// TestEtcIsFresh holds the files in etc to the code that install and iam use.
+// TestEtcIsFresh checks that the files in etc equal those that install and iam write.
 func TestEtcIsFresh(t *testing.T) {
 	for name, want := range map[string]string{
 		"lull-agent.service": agentUnit("/usr/bin/lull-agent"),
@@ -31,7 +31,7 @@ func TestEtcIsFresh(t *testing.T) {
 	}
 }
 
-// TestAgentRights holds the policy to its promises.
+// TestAgentRights checks what the agent's IAM policy allows and denies.
 func TestAgentRights(t *testing.T) {
 	for _, c := range []struct {
 		terminate bool

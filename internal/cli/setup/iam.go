@@ -12,7 +12,7 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// policyDocument is an IAM policy in IAM's own words.
+// policyDocument is an IAM policy, with the names that IAM uses.
 type policyDocument struct {
 	Version   string
 	Statement []policyStatement
@@ -27,11 +27,12 @@ type policyStatement struct {
 	Condition map[string]map[string][]string `json:",omitempty"`
 }
 
-// agentRights is the least that an agent needs: see tags and instances (which
-// IAM grants for all or none), and stop and mark the machine it runs on, and move its deadline.
+// agentRights returns the minimal IAM policy of an agent: to describe tags and
+// instances (which IAM allows for all or none), and to stop and tag its own instance.
+// terminate also allows terminating it.
 //
-// ec2:InstanceID is the instance that a call is about, ec2:SourceInstanceARN
-// the one whose credentials made it; both are filled in by EC2.
+// ec2:InstanceID is the instance that a call is about. ec2:SourceInstanceARN is the
+// instance whose credentials are used. EC2 sets both.
 func agentRights(partition, prefix string, terminate bool) policyDocument {
 	self := func() map[string]map[string][]string {
 		return map[string]map[string][]string{
@@ -53,7 +54,7 @@ func agentRights(partition, prefix string, terminate bool) policyDocument {
 	}}
 }
 
-// agentTrust lets EC2 hand the role to an instance.
+// agentTrust is the trust policy that lets EC2 instances assume the role.
 var agentTrust = policyDocument{Version: "2012-10-17", Statement: []policyStatement{
 	{Sid: "Instances", Effect: "Allow", Principal: map[string]string{"Service": "ec2.amazonaws.com"}, Action: []string{"sts:AssumeRole"}},
 }}
@@ -63,7 +64,7 @@ func policyJSON(p policyDocument) string {
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	_ = e.Encode(p) // plain data into memory
+	_ = e.Encode(p) // cannot fail: plain data, written to memory
 	return b.String()
 }
 
@@ -119,7 +120,7 @@ func iamScript(name string, p policyDocument) string {
 	return b.String()
 }
 
-// compact is one line; none of the values holds a quote.
+// compact returns p as one line. No value contains a quote.
 func compact(p policyDocument) string {
 	b, _ := json.Marshal(p) // plain data
 	return string(b)

@@ -18,11 +18,11 @@ import (
 	"lull/internal/cli/term"
 )
 
-// placed is one file or directory that install makes.
+// placed is a file or directory that install has created.
 type placed struct {
 	Path   string `json:"path"`
 	Mode   string `json:"mode"`
-	Action string `json:"action"` // written, linked, kept, removed, made
+	Action string `json:"action"` // written, linked, kept, removed or made
 }
 
 const (
@@ -105,8 +105,8 @@ func (c verbs) printPlaced(l []placed) error {
 	})
 }
 
-// installAgent writes the files. The program is left where it is when a
-// package put it there.
+// installAgent writes the agent's files. It does not copy the program if a package
+// has installed it.
 func installAgent(root, program string) ([]placed, error) {
 	self, err := os.Executable()
 	if err == nil {
@@ -142,7 +142,7 @@ func installAgent(root, program string) ([]placed, error) {
 			return l, err
 		}
 	}
-	policy := filepath.Join(root, policyPath) // root's alone: a webhook's address is its password
+	policy := filepath.Join(root, policyPath) // readable by root only, because a webhook's address is a secret
 	if _, err := os.Lstat(policy); err == nil {
 		l = append(l, placed{policy, "-", "kept"})
 	} else if l, err = place(l, policy, 0o600, []byte(agent.Example()), ""); err != nil {
@@ -154,7 +154,7 @@ func installAgent(root, program string) ([]placed, error) {
 	return place(l, filepath.Join(root, unitPath), 0o644, []byte(agentUnit(command)), "")
 }
 
-// alias lets Slim answer to the name lull too, unless lull itself is there.
+// alias links the name lull to Slim, unless lull itself is installed.
 func alias(l []placed, path string) ([]placed, error) {
 	err := os.Symlink(Slim, path)
 	if errors.Is(err, fs.ErrExist) {
@@ -166,7 +166,8 @@ func alias(l []placed, path string) ([]placed, error) {
 	return append(l, placed{path, "-", "linked"}), nil
 }
 
-// place writes content, or the file from, at path: whole or not at all.
+// place writes a file atomically. The content is that of the file from or, if from is
+// empty, content.
 func place(l []placed, path string, mode fs.FileMode, content []byte, from string) ([]placed, error) {
 	err := os.MkdirAll(filepath.Dir(path), 0o755)
 	if err == nil && from != "" {
@@ -177,7 +178,7 @@ func place(l []placed, path string, mode fs.FileMode, content []byte, from strin
 		err = os.WriteFile(temporary, content, mode)
 	}
 	if err == nil {
-		err = os.Chmod(temporary, mode) // whatever the umask
+		err = os.Chmod(temporary, mode) // regardless of the umask
 	}
 	if err == nil {
 		err = os.Rename(temporary, path)
@@ -210,7 +211,7 @@ func makeGroup(root string) error {
 	return nil
 }
 
-// systemctl runs its commands where systemd runs the machine.
+// systemctl runs systemctl commands if systemd runs this machine.
 func systemctl(commands ...string) error {
 	if _, err := os.Stat("/run/systemd/system"); err != nil {
 		return nil
@@ -243,7 +244,7 @@ func removeAgent(root, program string, purge bool) ([]placed, error) {
 		l = append(l, placed{path, "-", "removed"})
 	}
 	for _, p := range []string{"etc/lull", "var/lib/lull"} {
-		_ = os.Remove(filepath.Join(root, p)) // only when nothing else is in it
+		_ = os.Remove(filepath.Join(root, p)) // only if it is empty
 	}
 	return l, nil
 }

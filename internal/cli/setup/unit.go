@@ -1,17 +1,16 @@
 package setup
 
-// sysusers declares the group whose members may use the agent.
+// sysusers is the sysusers.d entry for the group whose members may use the agent.
 const sysusers = "g lull - -\n"
 
-// agentUnit is the agent's systemd unit for a command whose verb is run, such as
-// /usr/bin/lull agent. etc/lull-agent.service is the one for
-// /usr/bin/lull-agent; a test holds them together.
+// agentUnit returns the agent's systemd unit. command is the command with the verb
+// run, such as /usr/bin/lull agent. A test checks that etc/lull-agent.service is the
+// unit for /usr/bin/lull-agent.
 //
-// Hooks run inside the unit, and a hook that saves a user's work must not fail
-// because of a missing permission. So the unit restricts neither sudo, nor
-// mounts, nor containers. etc/lull-agent-strict.conf takes them away where
-// there are no hooks. ProtectClock is left out because it closes all devices,
-// GPUs too.
+// Hooks run inside the unit, and a hook that saves a user's work must not fail for
+// lack of a permission. So the unit restricts neither sudo, nor mounts, nor
+// containers; etc/lull-agent-strict.conf does, for machines without hooks.
+// ProtectClock is not set because it denies access to all devices, including GPUs.
 func agentUnit(command string) string {
 	return `[Unit]
 Description=lull agent: stops this machine when it is idle

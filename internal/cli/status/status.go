@@ -1,5 +1,5 @@
-// Package status has lull status, which sums up everything that this command line
-// reaches: the host and the agent of this machine, and a server.
+// Package status has the verb lull status, which summarizes everything that the
+// command line can reach: the host and the agent of this machine, and a server.
 package status
 
 import (
@@ -30,8 +30,8 @@ import (
 // patience is the time limit for each answer.
 const patience = 5 * time.Second
 
-// Summary is the output of lull status --json. Each part is nil if it did not
-// answer; Missing then has the reason under its name: host, server or agent.
+// Summary is the output of lull status --json. A part that did not answer is nil;
+// Missing then has the reason under the part's name: host, server or agent.
 type Summary struct {
 	Host    *hostctl.Status   `json:"host"`
 	Server  *Fleet            `json:"server"`
@@ -45,12 +45,12 @@ type Fleet struct {
 	Ready    bool              `json:"ready"`
 	Session  *control.Session  `json:"session"`
 	Overview *control.Overview `json:"overview"`
-	Error    string            `json:"error,omitempty"` // why session or overview is missing
+	Error    string            `json:"error,omitempty"` // why the session or the overview is missing
 }
 
 type verbs struct{ *client.Session }
 
-// Command returns lull status.
+// Command returns the verb lull status.
 func Command(s *client.Session) *cobra.Command {
 	return &cobra.Command{Use: "status", Short: "Sum up the host, the server and the agent", Args: term.Args(cobra.NoArgs),
 		Long: `Sum up the host and the agent of this machine and the server, each in a few lines. A part
@@ -111,7 +111,7 @@ func (c verbs) ask(ctx context.Context) Summary {
 	return v
 }
 
-// fleet queries the server. An error response is an answer too.
+// fleet queries the server. An HTTP error counts as an answer.
 func (c verbs) fleet(ctx context.Context) (*Fleet, error) {
 	cl, err := c.ServerClient()
 	if err != nil {
@@ -138,7 +138,7 @@ func (c verbs) fleet(ctx context.Context) (*Fleet, error) {
 	return f, nil
 }
 
-// reason says why a part did not answer, and how to start it.
+// reason returns why a part did not answer, and how to start it.
 func reason(part string, err error) string {
 	start := map[string]string{"host": "lull host", "server": "lull server", "agent": "lull agent run"}[part]
 	switch {
@@ -211,7 +211,7 @@ func sum(by map[string]int) (n int) {
 	return n
 }
 
-// counted is "3 instances: 1 paused, 2 running".
+// counted returns text such as "3 instances: 1 paused, 2 running".
 func counted(total int, what string, by map[string]int) string {
 	text := fmt.Sprintf("%d %ss", total, what)
 	if total == 1 {

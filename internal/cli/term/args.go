@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Args turns cobra's complaint about arguments into a usage error.
+// Args returns check with its errors converted to usage errors.
 func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, a []string) error {
 		if err := check(cmd, a); err != nil {
@@ -17,7 +17,7 @@ func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// Exclusive makes a verb refuse more than one of some flags. Call it after RunE is
+// Exclusive makes a verb reject more than one of some flags. Call it after RunE is
 // set.
 func Exclusive(cmd *cobra.Command, flags ...string) {
 	run := cmd.RunE

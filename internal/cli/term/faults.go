@@ -15,8 +15,8 @@ import (
 	"lull/internal/lib/spell"
 )
 
-// FlagFault returns err, which pflag reports about a flag of cmd, as a usage error
-// without the terms of Go.
+// FlagFault converts err, an error of pflag about a flag of cmd, to a usage error
+// without Go terms.
 func FlagFault(cmd *cobra.Command, err error) error {
 	help := "; see: " + cmd.CommandPath() + " --help"
 	var invalid *pflag.InvalidValueError
@@ -44,8 +44,8 @@ func dashed(name string) string {
 	return "--" + name
 }
 
-// valueFault describes the values that a flag accepts, after cause rejected
-// one.
+// valueFault returns the error for a value that cause rejected, with the values that
+// the flag accepts.
 func valueFault(f *pflag.Flag, cause error) string {
 	if _, is := errors.AsType[*when.LengthError](cause); is {
 		return "want a length such as " + when.LengthForms
@@ -65,7 +65,7 @@ func valueFault(f *pflag.Flag, cause error) string {
 	return "not a whole number"
 }
 
-// nearFlags are the flags of cmd that differ little from name.
+// nearFlags returns the flags of cmd that are spelled similarly to name.
 func nearFlags(cmd *cobra.Command, name string) string {
 	var near []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -81,17 +81,17 @@ func isNear(typed, name string) bool {
 	return spell.Distance(strings.ToLower(typed), name) <= min(2, max(len(typed)/3, 1))
 }
 
-// otherwise has the words that users know from other programs, with the verbs that
-// do the same here.
+// otherwise maps words that users know from other programs to the verbs that do the
+// same here.
 var otherwise = map[string]string{
 	"list": "ps", "show": "inspect", "describe": "inspect", "kill": "stop", "delete": "rm", "remove": "rm", "attach": "logs -f", "create": "run", "unpause": "resume", "thaw": "resume",
 	"freeze": "pause", "suspend": "pause", "wake": "start", "images": "image ls", "fleet": "worker", "log": "logs", "ssh": "exec", "shell": "exec", "fork": "instance clone", "update": "instance set",
 	"prune": "image prune", "daemon": "host", "dashboard": "server", "signin": "login", "instances": "ps", "hosts": "host ls", "agents": "agent ls", "tokens": "token ls", "explain": "why",
 }
 
-// UnknownVerb returns the usage error for a word that is no verb of cmd. It
-// suggests similar verbs, first those of cmd with their aliases, then those of
-// other commands.
+// UnknownVerb returns the usage error for a word that is not a verb of cmd. It
+// suggests similar verbs: first those of cmd and their aliases, then those of other
+// commands.
 func UnknownVerb(cmd *cobra.Command, word string) error {
 	type candidate struct {
 		path         string
@@ -145,7 +145,7 @@ func UnknownVerb(cmd *cobra.Command, word string) error {
 	return Usage(fmt.Errorf("%s has no command %q; did you mean: %s?", cmd.CommandPath(), word, strings.Join(near, ", ")))
 }
 
-// argFault says what is wrong with the number of arguments of cmd.
+// argFault returns the error for a wrong number of arguments of cmd.
 func argFault(cmd *cobra.Command, a []string, cause error) error {
 	switch {
 	case cmd.HasSubCommands() && len(a) > 0:
@@ -158,14 +158,14 @@ func argFault(cmd *cobra.Command, a []string, cause error) error {
 	return Usage(fmt.Errorf("%w; see: %s --help", cause, cmd.CommandPath()))
 }
 
-// usage is the command with its arguments.
+// usage returns the command line of cmd with its arguments.
 func usage(cmd *cobra.Command) string {
 	_, args, _ := strings.Cut(cmd.Use, " ")
 	return strings.TrimSpace(cmd.CommandPath() + " " + args)
 }
 
-// leastArgs is the number of arguments that a check of cobra's asks for: the first
-// number that its error names.
+// leastArgs returns the number of arguments that cobra requires: the first number in
+// its error.
 func leastArgs(err error) int {
 	for _, w := range strings.Fields(err.Error()) {
 		if n, err := strconv.Atoi(w); err == nil {

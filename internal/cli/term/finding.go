@@ -12,15 +12,15 @@ type Finding struct {
 	What  string `json:"what"`
 	OK    bool   `json:"ok"`
 	Found string `json:"found"`
-	Do    string `json:"do,omitempty"` // what to do about it
-	// Optional means that only one runtime besides process needs it.
+	Do    string `json:"do,omitempty"` // what the user can do about it
+	// Optional means that the finding matters only for a runtime other than process.
 	Optional bool `json:"optional,omitempty"`
 }
 
 // Findings are the results of a doctor so far.
 type Findings []Finding
 
-// Add keeps what was found, and what to do where that is not well.
+// Add appends a finding. do is what to do about it, and is kept only if ok is false.
 func (l *Findings) Add(what string, ok bool, found, do string) {
 	if ok {
 		do = ""
@@ -28,8 +28,8 @@ func (l *Findings) Add(what string, ok bool, found, do string) {
 	*l = append(*l, Finding{What: what, OK: ok, Found: found, Do: do})
 }
 
-// Optional keeps what only one runtime needs, and what to do where err says that
-// it is not here.
+// Optional appends a finding that matters only for one runtime. If err is not nil,
+// err is what was found, and do what to do about it.
 func (l *Findings) Optional(what string, err error, found, do string) {
 	f := Finding{What: what, OK: err == nil, Found: found, Optional: true}
 	if err != nil {
@@ -38,11 +38,11 @@ func (l *Findings) Optional(what string, err error, found, do string) {
 	*l = append(*l, f)
 }
 
-// Hint adds advice to the last finding, although it is no fault.
+// Hint adds advice to the last finding even though it is no fault.
 func (l Findings) Hint(do string) { l[len(l)-1].Do = do }
 
-// ShowFindings prints what a doctor found. It fails without a word more where
-// something that is needed is missing.
+// ShowFindings prints the findings of a doctor. If something required is missing, it
+// returns an error that prints nothing more.
 func (c *Term) ShowFindings(l Findings) error {
 	err := c.Print(l, func(w io.Writer) { findingsText(w, l) })
 	if err == nil && slices.ContainsFunc(l, func(f Finding) bool { return !f.OK && !f.Optional }) {
@@ -51,7 +51,7 @@ func (c *Term) ShowFindings(l Findings) error {
 	return err
 }
 
-// minFound is the width below which what was found is printed below its title.
+// minFound is the width below which the result of a check is printed below its title.
 const minFound = 40
 
 func findingsText(w io.Writer, l Findings) {

@@ -7,12 +7,12 @@ import (
 	"text/template"
 )
 
-// FormatHelp is the help text of every --format.
+// FormatHelp is the help text of the flag --format.
 const FormatHelp = "print each object with a Go template of its JSON fields, such as '{{.name}} {{.state}}'"
 
-// Formatted prints each object of v, a listing or one object, with a Go template
-// over the fields that its JSON has. It returns a usage error for a template that
-// cannot be read or names an unknown field.
+// Formatted prints v with a Go template over the fields of its JSON; if v is a
+// listing, each object in it. It returns a usage error if the template is invalid or
+// names an unknown field.
 func Formatted(w io.Writer, text string, v any) error {
 	text = strings.NewReplacer(`\t`, "\t", `\n`, "\n").Replace(text)
 	t, err := template.New("format").Option("missingkey=error").Parse(text)
@@ -39,7 +39,8 @@ func Formatted(w io.Writer, text string, v any) error {
 	return nil
 }
 
-// templateFault returns the fault that text/template found, without the position in its code.
+// templateFault returns the message of a text/template error, without the position in
+// the template package's code.
 func templateFault(err error) string {
 	s := strings.TrimPrefix(err.Error(), "template: format:")
 	if _, after, ok := strings.Cut(s, ">: "); ok {

@@ -11,13 +11,13 @@ import (
 
 // Layout of help texts, in columns.
 const (
-	helpWidth = 80 // if the width of the terminal is unknown
-	nameRoom  = 34 // if the flag names are wider, the descriptions go on lines of their own
+	helpWidth = 80 // used if the width of the terminal is unknown
+	nameRoom  = 34 // if a flag's name is wider, its description starts on the next line
 	underName = 8
 )
 
-// WrapHelp makes the help of cmd and its subcommands fit the terminal. It wraps
-// what cobra prints: a template of our own would link text/template, and with it
+// WrapHelp makes the help of cmd and its subcommands fit the terminal, by wrapping
+// what cobra prints. A template of our own would link text/template, and with it
 // every method of every type.
 func (c *Term) WrapHelp(cmd *cobra.Command) {
 	width := c.screen()
@@ -42,7 +42,7 @@ func (c *Term) WrapHelp(cmd *cobra.Command) {
 
 const usageTitle = "Usage:"
 
-// captured returns what do prints to cmd.
+// captured calls do and returns what it prints to cmd.
 func captured(cmd *cobra.Command, do func()) string {
 	var b strings.Builder
 	out, err := cmd.OutOrStdout(), cmd.ErrOrStderr()
@@ -54,8 +54,8 @@ func captured(cmd *cobra.Command, do func()) string {
 	return b.String()
 }
 
-// wrapUsage wraps the flags and examples in a usage text, whose paragraphs begin
-// with their title.
+// wrapUsage wraps the flags and examples of a usage text. Each paragraph starts with
+// its title.
 func wrapUsage(text string, width int) string {
 	paragraphs := strings.Split(text, "\n\n")
 	for i, p := range paragraphs {
@@ -73,11 +73,10 @@ func wrapUsage(text string, width int) string {
 	return strings.TrimRight(strings.Join(paragraphs, "\n\n"), "\n") + "\n"
 }
 
-// usageLine matches a line of pflag: a flag and its description.
+// usageLine matches a flag and its description in pflag's output.
 var usageLine = regexp.MustCompile(`^( +(?:-\S, )?--\S+(?: \S+)?) {3,}(.*)$`)
 
-// flagUsages returns pflag's description of flags in lines of at most width
-// columns.
+// flagUsages formats pflag's description of flags in lines of at most width columns.
 func flagUsages(text string, width int) string {
 	var b strings.Builder
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
@@ -101,8 +100,8 @@ func flagUsages(text string, width int) string {
 	return b.String()
 }
 
-// folded is first with text behind it, in lines of at most width columns. Further
-// lines begin below text.
+// folded returns first followed by text, in lines of at most width columns. Further
+// lines are indented to the beginning of text.
 func folded(first, text string, width int) string {
 	var b strings.Builder
 	indent := utf8.RuneCountInString(first)
@@ -117,7 +116,7 @@ func folded(first, text string, width int) string {
 		} else if used > indent {
 			line, used = line+" ", used+1
 		}
-		for used+utf8.RuneCountInString(word) > width { // a list of words
+		for used+utf8.RuneCountInString(word) > width { // for a long list of words
 			cut := strings.LastIndexAny(word[:min(len(word), max(width-used, 1))], ",|/") + 1
 			if cut == 0 {
 				break
@@ -132,8 +131,8 @@ func folded(first, text string, width int) string {
 	return b.String()
 }
 
-// continued breaks shell commands of more than width columns at blanks outside of
-// quotes, so that they can still be copied.
+// continued breaks shell commands that are wider than width at blanks outside quotes,
+// with a backslash, so that they can still be copied.
 func continued(text string, width int) string {
 	var out []string
 	for l := range strings.SplitSeq(text, "\n") {
@@ -160,8 +159,8 @@ func continued(text string, width int) string {
 	return strings.Join(out, "\n")
 }
 
-// fold wraps the paragraphs of a text at width columns. Lines that begin with a
-// blank or a sign are unchanged.
+// fold wraps the paragraphs of a text at width columns. Lines that start with a blank
+// or a punctuation mark stay unchanged.
 func fold(text string, width int) string {
 	var b, paragraph strings.Builder
 	end := func() {

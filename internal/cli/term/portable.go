@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// OnlyLinux stands for a verb that needs a Linux machine, on others. Help does
-// not list it.
+// OnlyLinux returns a placeholder for a verb that exists only on Linux. Help does not
+// list it.
 func OnlyLinux(use, short string) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short + " (Linux only)", Hidden: true, DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -19,7 +19,7 @@ import (
 	"lull/internal/core/instance"
 )
 
-// Lasting is a length, or that there is none.
+// Lasting formats a duration; "-" if it is not positive.
 func Lasting(d time.Duration) string {
 	if d <= 0 {
 		return "-"
@@ -27,13 +27,12 @@ func Lasting(d time.Duration) string {
 	return Span(d)
 }
 
-// Time returns t in local time, the one way in which verbs print a time.
+// Time formats t in local time. All verbs use it to print times.
 func Time(t time.Time) string { return t.Local().Format(time.DateTime) }
 
 var stamp = regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)`)
 
-// Localized returns a sentence of the API with its RFC 3339 times as Time
-// prints them.
+// Localized returns a sentence of the API with its RFC 3339 times formatted by Time.
 func Localized(sentence string) string {
 	return stamp.ReplaceAllStringFunc(sentence, func(s string) string {
 		t, err := time.Parse(time.RFC3339, s)
@@ -52,7 +51,7 @@ func Count(n uint64, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// SlowAfter is the time after which a verb of a host shows progress.
+// SlowAfter is how long a verb of a host runs before it shows progress.
 const SlowAfter = 2 * time.Second
 
 // IsTerminal reports whether a stream of this process is a terminal.
@@ -72,10 +71,10 @@ func Dash(s string) string {
 // Span formats a duration for users.
 func Span(d time.Duration) string { return idle.Human(d) }
 
-// Size returns a number of bytes with its unit.
+// Size formats a number of bytes with a unit.
 func Size(n int64) string { return instance.Bytes(n) }
 
-// Red marks what must not be overlooked, on a terminal.
+// Red returns s in red if Out is a terminal.
 func (c *Term) Red(s string) string {
 	if c.Getenv("NO_COLOR") != "" || c.Getenv("TERM") == "" || !IsTerminal(c.Out) {
 		return s
@@ -88,15 +87,15 @@ func (c *Term) Complain(err error) {
 	fmt.Fprintln(c.Err, "lull: "+Localized(strings.TrimSuffix(err.Error(), "\n")))
 }
 
-// Print shows v in the format that was asked for, or as text. The w of text has
-// the width of the terminal.
+// Print prints v in the requested output format; for text it calls text. The writer
+// that text gets has the width of the terminal.
 func (c *Term) Print(v any, text func(w io.Writer)) error {
 	if !c.JSON {
 		text(narrow{c.Out, c.width})
 		return nil
 	}
 	if l := reflect.ValueOf(v); l.Kind() == reflect.Slice && l.IsNil() {
-		v = []struct{}{} // a listing is an array even if it is empty
+		v = []struct{}{} // an empty listing is still an array
 	}
 	var err error
 	switch c.output {
@@ -115,7 +114,7 @@ func (c *Term) Print(v any, text func(w io.Writer)) error {
 	return nil
 }
 
-// plain returns v as the JSON of the API has it, in maps and slices.
+// plain returns v as maps and slices, with the fields of its JSON.
 func plain(v any) (out any, err error) {
 	b, err := json.Marshal(v)
 	if err == nil {
@@ -126,8 +125,8 @@ func plain(v any) (out any, err error) {
 	return out, err
 }
 
-// names prints the name of an object, or of each in a listing, one per line; the
-// ID of what has no name.
+// names prints the name of an object, or of each object in a listing, one per line.
+// An object without a name is printed by its ID.
 func names(w io.Writer, v any) error {
 	p, err := plain(v)
 	if err != nil {
@@ -168,7 +167,7 @@ func writeYaml(w io.Writer, v any) error {
 	return err
 }
 
-// yamlNumbers replaces the numbers of JSON by such as YAML writes as numbers.
+// yamlNumbers replaces the JSON numbers in v by values that YAML writes as numbers.
 func yamlNumbers(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -189,7 +188,7 @@ func yamlNumbers(v any) any {
 	return v
 }
 
-// OptionalTime returns t as Time does, or "-" for nil and the zero time.
+// OptionalTime is like Time, and returns "-" for nil and the zero time.
 func OptionalTime(t *time.Time) string {
 	if t == nil || t.IsZero() {
 		return "-"
@@ -197,7 +196,7 @@ func OptionalTime(t *time.Time) string {
 	return Time(*t)
 }
 
-// YamlText shows an object as YAML with the names that the API has.
+// YamlText prints an object as YAML, with the field names of its JSON.
 func YamlText(w io.Writer, v any) {
 	if err := writeYaml(w, v); err != nil {
 		fmt.Fprintln(w, v)

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// frames are the frames of the spinner; one is shown for frameTime.
+// frames are the frames of the spinner. Each is shown for frameTime.
 const (
 	frames    = `|/-\`
 	frameTime = 120 * time.Millisecond
 )
 
-// Progress shows how a long operation proceeds, on standard error: lines that
-// stay and, on a terminal, a last line with a spinner. Close it before anything
-// else is printed. It is safe for concurrent use.
+// Progress shows the progress of a long operation on standard error: permanent lines
+// and, on a terminal, a last line with a spinner. Close must be called before
+// anything else is printed. It is safe for concurrent use.
 type Progress struct {
 	out   io.Writer
 	width int
@@ -29,8 +29,7 @@ type Progress struct {
 	stop, ended chan struct{}
 }
 
-// Progress starts to show progress. Nothing is visible before the first Line or
-// Status.
+// Progress returns a Progress. Nothing is shown before the first Line or Status.
 func (c *Term) Progress() *Progress {
 	p := &Progress{out: c.Err, start: time.Now(), stop: make(chan struct{}), ended: make(chan struct{})}
 	p.live = IsTerminal(c.Err) && c.Getenv("TERM") != "dumb"
@@ -62,7 +61,7 @@ func (p *Progress) spin() {
 	}
 }
 
-// draw shows the last line. The caller holds mu.
+// draw draws the last line. p.mu must be held.
 func (p *Progress) draw() {
 	if !p.live || p.status == "" {
 		return
@@ -80,7 +79,7 @@ func (p *Progress) Line(text string) {
 	p.draw()
 }
 
-// Status replaces the text beside the spinner; "" shows none.
+// Status sets the text beside the spinner; "" removes the spinner.
 func (p *Progress) Status(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,7 +90,7 @@ func (p *Progress) Status(text string) {
 	}
 }
 
-// clear removes the last line. The caller holds mu.
+// clear removes the last line. p.mu must be held.
 func (p *Progress) clear() {
 	if p.live && p.status != "" {
 		fmt.Fprint(p.out, "\r\x1b[K")

@@ -14,17 +14,17 @@ import (
 // gap is the number of blanks between two columns.
 const gap = 2
 
-// minColumn is the width below which a column is not shortened.
+// minColumn is the width below which a column is not shortened further.
 const minColumn = 8
 
 // Table returns a writer that aligns columns separated by tabs. Its Flush prints
 // the table to w.
 func Table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, gap, ' ', 0) }
 
-// Rows prints rows under a header. Cells are separated by tabs. A digit and a
-// colon before a column's title allow the column to be left out where the table
-// is wider than the terminal: 1 is left out first. If that is not enough, the
-// widest cells are shortened.
+// Rows prints rows under a header. Cells are separated by tabs. A column whose title
+// starts with a digit and a colon may be left out if the table is wider than the
+// terminal; 1 is left out first. If that is not enough, the widest cells are
+// shortened.
 func Rows(w io.Writer, header string, each func(row func(format string, a ...any))) {
 	titles := strings.Split(header, "\t")
 	priority := make([]int, len(titles))
@@ -53,8 +53,8 @@ func Rows(w io.Writer, header string, each func(row func(format string, a ...any
 	t.Flush()
 }
 
-// fit leaves out columns in order of priority until the rows are at most room
-// characters wide, and then shortens the widest column step by step.
+// fit makes rows at most room characters wide. It leaves out columns by priority, and
+// then shortens the widest column step by step.
 func fit(rows [][]string, priority []int, room int) [][]string {
 	widths := make([]int, len(priority))
 	for _, cells := range rows {
@@ -109,8 +109,8 @@ func fit(rows [][]string, priority []int, room int) [][]string {
 	return out
 }
 
-// Shorten returns s with at most n characters; an ellipsis marks what is left
-// out.
+// Shorten returns s shortened to at most n characters, with an ellipsis in place of
+// the rest.
 func Shorten(s string, n int) string {
 	if utf8.RuneCountInString(s) <= n {
 		return s
@@ -118,14 +118,14 @@ func Shorten(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// narrow is a writer to something of a limited width.
+// narrow is a writer with a limited width.
 type narrow struct {
 	io.Writer
 	width int
 }
 
-// Width returns the width that tables on w, the writer of a Print, must fit into;
-// 0 is unlimited.
+// Width returns the width for tables on w, a writer that Print passes to its text; 0
+// means unlimited.
 func Width(w io.Writer) int {
 	if n, ok := w.(narrow); ok {
 		return n.width
@@ -133,8 +133,9 @@ func Width(w io.Writer) int {
 	return 0
 }
 
-// Wrapped prints first and text, and breaks text between words where the line
-// would be wider than w, the writer of a Print. Further lines begin below text.
+// Wrapped prints first followed by text, with line breaks between words where the
+// line would be wider than w, a writer from Print. Further lines are indented to the
+// beginning of text.
 func Wrapped(w io.Writer, first, text string) {
 	indent, room := utf8.RuneCountInString(first), Width(w)
 	line, width := first, indent
@@ -152,8 +153,8 @@ func Wrapped(w io.Writer, first, text string) {
 	fmt.Fprintln(w, line)
 }
 
-// screen is the width of the terminal that Out is, or COLUMNS; 0 for anything
-// else, such as a file or a pipe.
+// screen returns the width of Out if it is a terminal, or COLUMNS; 0 for a file or
+// pipe.
 func (c *Term) screen() int {
 	if n, err := strconv.Atoi(c.Getenv("COLUMNS")); err == nil && n > 0 {
 		return n

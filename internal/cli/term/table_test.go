@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// TestRowsFit checks which columns a table leaves out at which width.
+// TestRowsFit checks which columns a table leaves out at various widths.
 func TestRowsFit(t *testing.T) {
 	long := strings.Repeat("é", 60)
 	show := func(width int) (titles []string, widest int) {
@@ -40,7 +40,7 @@ func TestRowsFit(t *testing.T) {
 	}
 }
 
-// TestFormats prints one listing in every format.
+// TestFormats checks the output of one listing in every format.
 func TestFormats(t *testing.T) {
 	type object struct {
 		ID   string `json:"id"`
@@ -72,8 +72,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestLocalized checks that sentences show times as tables do, and that nothing
-// else in them changes.
+// TestLocalized checks that times in sentences are formatted as in tables, and that
+// the rest of a sentence is unchanged.
 func TestLocalized(t *testing.T) {
 	at := time.Date(2026, 11, 26, 19, 10, 25, 0, time.UTC)
 	for sentence, want := range map[string]string{
@@ -89,8 +89,8 @@ func TestLocalized(t *testing.T) {
 	}
 }
 
-// TestWrapped checks that no line is wider than its writer unless a word is, that
-// no word is lost and that further lines are indented.
+// TestWrapped checks that no line is wider than the writer unless one word is, that
+// no word is lost, and that further lines are indented.
 func TestWrapped(t *testing.T) {
 	const text = "a program that was killed by another one, at 2026-11-26 and/or_a_very_long_word_that_fits_nowhere later"
 	for width := range 60 {

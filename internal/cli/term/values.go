@@ -15,18 +15,19 @@ import (
 	"lull/internal/core/policy/when"
 )
 
-// AcceptFormer makes f accept former names of its flags, which help and
-// completion do not show. former maps them to the present names.
+// AcceptFormer makes f accept former names of flags, without showing them in help and
+// completion. former maps them to the present names.
 func AcceptFormer(f *pflag.FlagSet, former map[string]string) {
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(cmp.Or(former[name], name))
 	})
 }
 
-// untilHelp is the help text of every --until.
+// untilHelp is the help text of the flag --until.
 const untilHelp = when.Forms
 
-// LengthFlag is a length on the command line, in the one grammar for times.
+// LengthFlag is a flag whose value is a positive duration, in the syntax that all
+// flags share.
 type LengthFlag time.Duration
 
 // Set reads the flag.
@@ -49,7 +50,7 @@ func (l *LengthFlag) String() string {
 // Type names the value in help texts.
 func (l *LengthFlag) Type() string { return "length" }
 
-// spanFlag is a length on the command line that may be none, with a default.
+// spanFlag is a flag whose value is a duration or 0 for none.
 type spanFlag time.Duration
 
 // Set reads the flag.
@@ -64,7 +65,7 @@ func (s *spanFlag) Set(text string) error {
 // String returns the value in the form that Set accepts.
 func (s *spanFlag) String() string { return typed(time.Duration(*s)) }
 
-// typed formats a duration as a user would type it, to the nanosecond.
+// typed formats a duration exactly, in the form that a user would type.
 func typed(d time.Duration) string {
 	short := idle.Human(d)
 	if read, err := when.Span(short); err != nil || read != d {
@@ -76,16 +77,16 @@ func typed(d time.Duration) string {
 // Type names the value in help texts.
 func (s *spanFlag) Type() string { return "length" }
 
-// BindSpan gives a verb a length that may be none.
+// BindSpan defines a flag for a duration that may be 0. usual is the default.
 func BindSpan(f *pflag.FlagSet, to *time.Duration, name string, usual time.Duration, doc string) {
 	*to = usual
 	f.Var((*spanFlag)(to), name, doc)
 	if usual == 0 {
-		f.Lookup(name).DefValue = "0" // which a help text does not name
+		f.Lookup(name).DefValue = "0" // so that help texts do not show a default
 	}
 }
 
-// WholeMinutes reads a length of whole minutes; a bare number is minutes.
+// WholeMinutes parses a duration of whole minutes. A bare number is in minutes.
 func WholeMinutes(text string) (int, error) {
 	if n, err := strconv.Atoi(text); err == nil {
 		return n, nil
@@ -100,8 +101,8 @@ func WholeMinutes(text string) (int, error) {
 	return int(d / time.Minute), nil
 }
 
-// NumberFlag is a length in minutes on the command line that is a number in the
-// API, in which a number below 0 may mean something of its own.
+// NumberFlag is a flag for a duration that is a number of minutes in the API. A
+// negative number may have a special meaning there.
 type NumberFlag int
 
 // Set reads the flag.
@@ -124,28 +125,27 @@ func (n *NumberFlag) String() string {
 // Type names the value in help texts.
 func (n *NumberFlag) Type() string { return "length" }
 
-// BindEnd gives a verb --until and --for.
+// BindEnd defines the flags --until and --for.
 func BindEnd(f *pflag.FlagSet, until *string, dur *time.Duration) {
 	f.StringVar(until, "until", "", untilHelp)
 	f.Var((*LengthFlag)(dur), "for", "how long from now: "+when.LengthForms)
 }
 
-// EndFlags are --until and --for of a verb that takes back with --off what it
-// did.
+// EndFlags are the flags --until and --for of a verb that --off reverses.
 type EndFlags struct {
 	Off   bool
 	until string
 	Dur   time.Duration
 }
 
-// Bind adds --until, --for and --off to f; off is the help of --off.
+// Bind defines the flags --until, --for and --off. off is the help text of --off.
 func (e *EndFlags) Bind(f *pflag.FlagSet, off string) {
 	BindEnd(f, &e.until, &e.Dur)
 	f.BoolVar(&e.Off, "off", false, off)
 }
 
-// Take reads the length that a verb has after its first argument, if it is there,
-// like --for.
+// Take reads the duration in the second argument of a verb, if there is one. It means
+// the same as --for.
 func (e *EndFlags) Take(a []string) (err error) {
 	if len(a) < 2 {
 		return nil
@@ -159,7 +159,7 @@ func (e *EndFlags) Take(a []string) (err error) {
 	return nil
 }
 
-// End is the moment that was given; the zero time for --off.
+// End returns the requested end; the zero time for --off.
 func (e *EndFlags) End(now time.Time) (t time.Time, err error) {
 	switch {
 	case !e.Off:
@@ -173,7 +173,8 @@ func (e *EndFlags) End(now time.Time) (t time.Time, err error) {
 	return t, nil
 }
 
-// End reads an end that is given as a time or a length, not both.
+// End returns the end that is given as a time or as a duration. Giving both is an
+// error.
 func End(now time.Time, until string, dur time.Duration) (time.Time, error) {
 	length := ""
 	if dur != 0 {
@@ -182,8 +183,8 @@ func End(now time.Time, until string, dur time.Duration) (time.Time, error) {
 	return when.End(now, until, length)
 }
 
-// EndOr returns the length from now until the end given by until or dur; usual
-// if neither is given.
+// EndOr returns the duration from now to the end given by until or dur; usual if
+// neither is given.
 func EndOr(now time.Time, until string, dur, usual time.Duration) (time.Duration, error) {
 	if until == "" && dur == 0 {
 		return usual, nil
@@ -195,7 +196,7 @@ func EndOr(now time.Time, until string, dur, usual time.Duration) (time.Duration
 	return end.Sub(now), nil
 }
 
-// Past reads a time that lies behind now; empty is the zero time.
+// Past parses a time that must be before now; empty means the zero time.
 func Past(now time.Time, s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
@@ -203,10 +204,10 @@ func Past(now time.Time, s string) (time.Time, error) {
 	return when.Past(now, s)
 }
 
-// Minutes returns a number of minutes of the API; m must not be nil.
+// Minutes converts a number of minutes in the API to a duration; m must not be nil.
 func Minutes(m *int) time.Duration { return time.Duration(*m) * time.Minute }
 
-// minutesFlag is a length on the command line that the API has in minutes.
+// minutesFlag is a flag for a duration that is in minutes in the API.
 type minutesFlag struct{ at **int }
 
 // Set reads the flag.
@@ -223,18 +224,18 @@ func (m minutesFlag) Set(text string) error {
 	return nil
 }
 
-// String is empty: nothing is the default.
+// String returns "", because the flag has no default.
 func (m minutesFlag) String() string { return "" }
 
 // Type names the value in help texts.
 func (m minutesFlag) Type() string { return "length" }
 
-// CompleteWords completes a flag of cmd with fixed words. The flag must exist.
+// CompleteWords makes a flag of cmd complete fixed words. The flag must exist.
 func CompleteWords(cmd *cobra.Command, flag string, words ...string) {
-	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // as above
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // cannot fail: the flag exists
 }
 
-// ParseSize reads bytes with an optional K, M or G.
+// ParseSize parses a number of bytes with an optional K, M or G.
 func ParseSize(s string) (int64, error) {
 	if s == "" {
 		return 0, nil

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestPastMoment holds the forms of a past time.
+// TestPastMoment checks the accepted forms of a past time.
 func TestPastMoment(t *testing.T) {
 	now := time.Date(2026, 3, 4, 15, 0, 0, 0, time.UTC)
 	for _, c := range []struct {
@@ -47,7 +47,7 @@ func FuzzPastMoment(f *testing.F) {
 	})
 }
 
-// TestMoment is the one grammar of times.
+// TestMoment checks the accepted forms of a time.
 func TestMoment(t *testing.T) {
 	now := time.Date(2026, 3, 1, 20, 0, 0, 0, time.UTC)
 	for _, c := range []struct {
@@ -57,7 +57,7 @@ func TestMoment(t *testing.T) {
 	}{
 		{"", 2 * time.Hour, "2026-03-01T22:00:00Z"},
 		{"22:30", 0, "2026-03-01T22:30:00Z"},
-		{"18:00", 0, "2026-03-02T18:00:00Z"}, // past today: tomorrow
+		{"18:00", 0, "2026-03-02T18:00:00Z"}, // 18:00 has passed today, so tomorrow
 		{"20:00", 0, "2026-03-02T20:00:00Z"},
 		{"2026-03-05 07:15", 0, "2026-03-05T07:15:00Z"},
 		{"2026-03-05T07:15:00+01:00", 0, "2026-03-05T06:15:00Z"},
@@ -77,7 +77,7 @@ func TestMoment(t *testing.T) {
 	}
 }
 
-// TestEndOr holds ends that may be given as a length or as a moment, or not.
+// TestEndOr checks ends that are given as a duration, as a time, or not at all.
 func TestEndOr(t *testing.T) {
 	now := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	for _, c := range []struct {

@@ -9,10 +9,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// watchInterval is the time between two pages of a watched listing.
+// watchInterval is the interval at which a watched listing is redrawn.
 const watchInterval = time.Second
 
-// Watchable adds --watch to a listing.
+// Watchable adds the flag --watch to a listing.
 func (c *Term) Watchable(cmd *cobra.Command) *cobra.Command {
 	watch := cmd.Flags().Bool("watch", false, "repeat the list every second until Ctrl-C")
 	run := cmd.RunE
@@ -28,8 +28,8 @@ func (c *Term) Watchable(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// Repeat shows what page prints until the command is interrupted, each time in
-// place of the last. It ends with the first error.
+// Repeat calls page every interval and shows its output in place of the last one,
+// until the command is interrupted or page fails.
 func (c *Term) Repeat(cmd *cobra.Command, every time.Duration, page func() error) error {
 	out := c.Out
 	defer func() { c.Out = out }()

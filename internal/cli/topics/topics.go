@@ -1,5 +1,5 @@
-// Package topics has lull help: the help of a command, or of a topic that concerns
-// several commands.
+// Package topics has the verb lull help, which prints the help of a command or of a
+// topic that concerns several commands.
 package topics
 
 import (
@@ -23,7 +23,7 @@ type Topic struct{ Name, Title, Text string }
 func All() []Topic {
 	entries, err := fs.ReadDir(files, "text")
 	if err != nil {
-		panic(err) // they are part of the program
+		panic(err) // cannot fail: the topics are embedded
 	}
 	var out []Topic
 	for _, e := range entries {
@@ -37,7 +37,7 @@ func All() []Topic {
 	return out
 }
 
-// Command returns lull help.
+// Command returns the verb lull help.
 func Command(t *term.Term) *cobra.Command {
 	var list strings.Builder
 	for _, topic := range All() {

@@ -21,7 +21,7 @@ import (
 // waiting contains the --wait flags.
 type waiting struct {
 	on, off bool
-	follow  bool // wait on a terminal unless a flag says otherwise
+	follow  bool // wait by default if the output is a terminal
 	within  time.Duration
 }
 
@@ -30,7 +30,7 @@ func (w *waiting) bind(cmd *cobra.Command) {
 	term.BindSpan(cmd.Flags(), &w.within, "timeout", 30*time.Minute, "how long to wait")
 }
 
-// bindFollow is bind for a verb that waits by default if it runs on a terminal.
+// bindFollow is like bind, for a verb that waits by default on a terminal.
 func (w *waiting) bindFollow(cmd *cobra.Command) {
 	w.bind(cmd)
 	w.follow = true
@@ -39,22 +39,24 @@ func (w *waiting) bindFollow(cmd *cobra.Command) {
 	term.Exclusive(cmd, "wait", "no-wait")
 }
 
-// wanted reports whether a verb must wait.
+// wanted reports whether a verb should wait.
 func (w *waiting) wanted(t *term.Term) bool {
 	return w.on || w.follow && !w.off && !t.JSON && term.IsTerminal(t.Err)
 }
 
-// PollEvery is how often a waiting verb looks, besides when an event comes.
+// PollEvery is the interval at which a waiting verb polls. Events make it poll
+// earlier.
 const PollEvery = 2 * time.Second
 
 // goal is the state that a verb waits for.
 type goal struct {
-	what string // follows "wait longer for NAME to"
-	// met reports whether a worker is there, or why it does not get there any more.
+	what string // completes the phrase "wait longer for NAME to"
+	// met reports whether a worker has reached the goal. The error is why it can no
+	// longer reach the goal.
 	met func(w worker.Worker) (bool, error)
 }
 
-// reach is the goal of a worker that is brought to a status.
+// reach returns the goal that a worker is in status to.
 func reach(to power.Worker) goal {
 	return goal{"be " + string(to), func(w worker.Worker) (bool, error) {
 		switch {
@@ -69,8 +71,8 @@ func reach(to power.Worker) goal {
 	}}
 }
 
-// overtaken says who wanted something else of a worker that was to get to a
-// status.
+// overtaken returns who or what changed the desired status of a worker that was meant
+// to reach status to; "" if unknown.
 func overtaken(w *worker.Worker, to power.Worker) string {
 	switch {
 	case to == power.WorkerRunning && w.StartWithdrawnAt != nil:
@@ -85,15 +87,15 @@ func overtaken(w *worker.Worker, to power.Worker) string {
 	return ""
 }
 
-// arrive shows the worker, and with --wait first waits until it is at to. It
-// fails if the worker fails, or will not get there any more.
+// arrive prints the worker, after waiting for status to if requested. It fails if the
+// worker fails or can no longer reach that status.
 func (c verbs) arrive(ctx context.Context, cl *control.Client, w worker.Worker, to power.Worker, wait waiting) error {
 	return c.follow(ctx, cl, w, reach(to), wait, func(w worker.Worker) error {
 		return c.Print(w, func(out io.Writer) { fmt.Fprintln(out, resultText(w, to)) })
 	})
 }
 
-// resultText says how a worker is that is brought to a status.
+// resultText returns the state of a worker that is meant to reach status to.
 func resultText(w worker.Worker, to power.Worker) string {
 	if there, _ := reach(to).met(w); there {
 		return fmt.Sprintf("%s is %s.", w.Name, statusText(w.Status))
@@ -102,8 +104,8 @@ func resultText(w worker.Worker, to power.Worker) string {
 	return fmt.Sprintf("%s is %s and will be %s. Check it with: lull worker get %s", w.Name, statusText(w.Status), becomes, w.Name)
 }
 
-// follow waits for a goal, if requested, and then shows the worker. Ctrl-C
-// detaches and does not cancel the operation.
+// follow waits for the goal g, if requested, and then calls show with the worker.
+// Ctrl-C detaches and does not cancel the operation.
 func (c verbs) follow(ctx context.Context, cl *control.Client, w worker.Worker, g goal, wait waiting, show func(worker.Worker) error) error {
 	if wait.wanted(&c.Term) {
 		var err error
@@ -126,7 +128,7 @@ func (c verbs) await(parent context.Context, cl *control.Client, w worker.Worker
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		// Without the stream the polls below find the change a little later.
+		// If the stream fails, the polls below find changes a little later.
 		_ = cl.Follow(stream, control.Events{WorkerID: w.ID, Each: func(audit.Entry) error {
 			select {
 			case changed <- struct{}{}:
@@ -141,7 +143,7 @@ func (c verbs) await(parent context.Context, cl *control.Client, w worker.Worker
 	p := c.Progress()
 	defer p.Close()
 	for {
-		if now := standing(w); now != last { // the reason for a delay is shown too
+		if now := standing(w); now != last { // the line also contains the reason for a delay
 			last = now
 			p.Line(w.Name + " " + now)
 			p.Status("waiting for " + w.Name + " to " + g.what)
@@ -169,7 +171,7 @@ func (c verbs) await(parent context.Context, cl *control.Client, w worker.Worker
 	}
 }
 
-// standing is how a worker is, in a line.
+// standing returns a line about the state of a worker.
 func standing(w worker.Worker) string {
 	s := strings.TrimSpace(string(w.Status) + " " + term.Localized(w.StatusReason))
 	if op := w.License.PendingOperation; op != "" {

@@ -9,8 +9,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestReachSaysWhyNot checks that a user who waits for a stop that is canceled
-// is told why.
+// TestReachSaysWhyNot checks that a user who waits for a stop that is canceled sees
+// why.
 func TestReachSaysWhyNot(t *testing.T) {
 	w := worker.Worker{Name: "cml-3", Status: power.WorkerRunning, DesiredStatus: power.WorkerRunning,
 		StopCalledOff: &worker.CalledOff{Why: "EC2 refused the stop: UnauthorizedOperation"}}
@@ -20,8 +20,8 @@ func TestReachSaysWhyNot(t *testing.T) {
 	}
 }
 
-// TestOvertaken checks the message to a user who waits for a worker whose
-// desired state another user has changed.
+// TestOvertaken checks the message if another user has changed the desired status of
+// a worker that a verb waits for.
 func TestOvertaken(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	for name, c := range map[string]struct {

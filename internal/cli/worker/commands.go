@@ -8,17 +8,17 @@ import (
 	"lull/internal/cli/term"
 )
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds the session that the verbs of this package use.
 type verbs struct{ *client.Session }
 
-// Commands returns worker and template.
+// Commands returns the verbs worker and template.
 func Commands(s *client.Session) []*cobra.Command {
 	v := verbs{s}
 	return []*cobra.Command{v.workerCommand(), v.templateCommand()}
 }
 
-// Protect snoozes the worker with this name or ID until the end that e holds, or
-// ends its snooze.
+// Protect returns a function that snoozes the worker with a name or ID until the end
+// in e, or ends its snooze.
 func Protect(s *client.Session) func(cmd *cobra.Command, worker string, e *term.EndFlags) error {
 	return verbs{s}.protect
 }

@@ -108,7 +108,7 @@ the check got. A failed reading never leads to a pause.`,
 		}}
 }
 
-// detectText says what a check found and did, with the first reason against a
+// detectText returns what a check found and did, and the first reason against a
 // pause.
 func detectText(name string, d worker.DetectResult) string {
 	use := "in use"
@@ -134,7 +134,7 @@ func detectText(name string, d worker.DetectResult) string {
 	return text + "not paused."
 }
 
-// protect snoozes a worker, or ends that.
+// protect snoozes a worker, or ends its snooze.
 func (c verbs) protect(cmd *cobra.Command, name string, e *term.EndFlags) error {
 	t, err := e.End(time.Now())
 	if err != nil {
@@ -267,7 +267,7 @@ lull why shows what it would have done so far. --off returns them to dry-run mod
 	return cmd
 }
 
-// armEach arms or disarms workers by name, up to the first that fails.
+// armEach arms or disarms workers. It stops at the first that fails.
 func (c verbs) armEach(ctx context.Context, cl *control.Client, refs []string, verb string) error {
 	done := []worker.Worker{}
 	for _, ref := range refs {
@@ -351,7 +351,7 @@ left unchanged unless --reregister is given.`,
 	return cmd
 }
 
-// licensed is the goal of a license operation.
+// licensed is the goal that a license operation has ended.
 var licensed = goal{"finish with its license", func(w worker.Worker) (bool, error) {
 	if w.License.PendingOperation != "" {
 		return false, nil

@@ -18,7 +18,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// reading is a verb that shows one resource of a worker.
+// reading returns a verb that prints one resource of a worker with show.
 func reading[T any](c verbs, use, short, long, resource string, show func(out io.Writer, w worker.Worker, v T)) *cobra.Command {
 	return &cobra.Command{Use: use + " WORKER", Short: short, Long: long, Example: "  lull worker " + use + " cml-1", Args: term.Args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.CompleteWorkers,
@@ -128,7 +128,7 @@ func (c verbs) workerAgent() *cobra.Command {
 	})
 }
 
-// statusText returns a status as a word in a sentence.
+// statusText returns a status in lower-case words, for use in a sentence.
 func statusText[S ~string](s S) string {
 	return strings.ToLower(strings.ReplaceAll(string(s), "_", " "))
 }

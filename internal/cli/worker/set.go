@@ -13,7 +13,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// workerSet changes the fields of a worker that users set.
+// workerSet returns the verb that changes a worker's user settings.
 func (c verbs) workerSet() *cobra.Command {
 	var p worker.Profile
 	var name string
@@ -67,7 +67,7 @@ An operator may change how long a worker may be idle; the rest needs an admin to
 	return cmd
 }
 
-// profileFlags are the flags of lull worker set.
+// profileFlags are the flags of lull worker set that change a setting.
 var profileFlags = []string{"name", "tag", "contact", "owner", "pause-action", "idle-timeout", "snooze", "pause-holder", "source", "cml-username", "cml-password",
 	"tls-ca", "tls-pin", "tls-insecure", "policy", "schedule", "accept"}
 

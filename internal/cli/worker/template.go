@@ -108,8 +108,8 @@ its field.`,
 	return cmd
 }
 
-// templatesOf reads the documents of a stream. What is in them is for the
-// server to judge, but each must have a name.
+// templatesOf reads all YAML documents in r. Each must have a name; the server
+// validates the rest.
 func templatesOf(r io.Reader) ([]map[string]any, error) {
 	d := yaml.NewDecoder(r)
 	var out []map[string]any

@@ -48,8 +48,8 @@ func (c verbs) workerCommand() *cobra.Command {
 	return cmd
 }
 
-// workerTerminate ends a worker once it is confirmed: on a terminal by its name,
-// elsewhere by --yes.
+// workerTerminate returns the verb that terminates a worker after a confirmation: on
+// a terminal the user types the worker's name, elsewhere --yes is required.
 func (c verbs) workerTerminate() *cobra.Command {
 	var wait waiting
 	var yes, leave bool
@@ -89,7 +89,7 @@ release its license: start the worker first, or keep the seat taken with
 	return cmd
 }
 
-// confirm has the user type the name of a worker that is to be terminated.
+// confirm asks the user to type the name of the worker to be terminated.
 func (c verbs) confirm(w worker.Worker) error {
 	if !term.IsTerminal(c.In) {
 		return term.Usage(fmt.Errorf("cannot terminate %s without confirmation: no terminal; pass --yes", w.Name))
@@ -106,8 +106,8 @@ func (c verbs) confirm(w worker.Worker) error {
 	return nil
 }
 
-// workerForget removes the record of a worker that no longer exists, or about
-// which EC2 does not answer.
+// workerForget returns the verb that removes the record of a worker that no longer
+// exists, or for which EC2 does not answer.
 func (c verbs) workerForget() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{Use: "forget WORKER", Short: "Remove the record of a terminated worker", Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
@@ -141,7 +141,7 @@ called: if the EC2 instance exists, it keeps running and costing money.`,
 	return cmd
 }
 
-// workerVerb is a verb whose effect on a worker takes a while.
+// workerVerb returns a verb whose effect on a worker takes a while.
 func (c verbs) workerVerb(name, short string, to power.Worker) *cobra.Command {
 	var wait waiting
 	cmd := &cobra.Command{Use: name + " WORKER", Short: short, Args: term.Args(cobra.ExactArgs(1)), ValidArgsFunction: c.CompleteWorkers,
@@ -193,12 +193,12 @@ func (c verbs) workerCreate() *cobra.Command {
 	f.StringSliceVar(&tags, "tag", nil, "tag name=value; repeatable")
 	profile = bindProfile(cmd, &in.Profile)
 	wait.bindFollow(cmd)
-	_ = cmd.RegisterFlagCompletionFunc("template", c.completeTemplates) // the flag is there: it was just made
+	_ = cmd.RegisterFlagCompletionFunc("template", c.completeTemplates) // the flag was defined above
 	return cmd
 }
 
-// bindProfile gives a verb the flags that say how a worker is kept. The
-// function it returns puts those that were given into p.
+// bindProfile defines the flags for a worker's settings. The returned function copies
+// the given ones to p.
 func bindProfile(cmd *cobra.Command, p *worker.Profile) func() {
 	f := cmd.Flags()
 	owner := f.String("owner", "", "owner of the worker")
@@ -302,7 +302,7 @@ With --wait, show the worker once EC2 has reported it.`,
 	return cmd
 }
 
-// wasSeen is the goal of an imported worker: its instance was seen.
+// wasSeen is the goal that an imported worker's instance has been observed.
 var wasSeen = goal{"be observed", func(w worker.Worker) (bool, error) {
 	if w.Status == power.WorkerTerminated {
 		return false, fmt.Errorf("cannot observe %s: it is terminated: %s", w.Name, w.StatusReason)
@@ -368,8 +368,8 @@ func workerTable(w io.Writer, l []worker.Worker) {
 	})
 }
 
-// pauseAt is when something is paused, or when at the earliest; or when its
-// time is over, if that is first.
+// pauseAt returns when something is paused; with notBefore, the earliest time. If the
+// expiry x comes first, it returns that.
 func pauseAt(t *time.Time, notBefore bool, x *why.Expiry) string {
 	switch {
 	case x.Before(t):
@@ -380,7 +380,8 @@ func pauseAt(t *time.Time, notBefore bool, x *why.Expiry) string {
 	return term.OptionalTime(t)
 }
 
-// workerDiscovered lists what discovery found and what is not imported yet.
+// workerDiscovered returns the verb that lists instances that discovery found and
+// that are not imported yet.
 func (c verbs) workerDiscovered() *cobra.Command {
 	var scanOnly bool
 	cmd := &cobra.Command{Use: "discovered", Short: "List EC2 instances that can be imported as workers", Args: term.Args(cobra.NoArgs),
@@ -424,14 +425,14 @@ last scan: regions, image names, instances seen and skipped, and what to do next
 	return cmd
 }
 
-// skipped describes the reasons for which a scan skips an instance.
+// skipped explains the codes for which a scan skips an instance.
 var skipped = []struct{ code, text string }{
 	{fleet.SkipWorker, "already workers"}, {fleet.SkipNoMatch, "without the tag or a matching image name"},
 	{fleet.SkipLaunching, "just launched by lull"}, {fleet.SkipImported, "imported by this scan"}, {fleet.SkipUnread, "skipped because the store could not be read"},
 }
 
-// scanText prints what a scan covered, saw and skipped, and what to do next. A
-// nil scan means that none has finished.
+// scanText prints what a scan covered, found and skipped, and what to do next. A nil
+// scan means that none has finished.
 func scanText(w io.Writer, s *fleet.Scan, found int) {
 	switch {
 	case s == nil:

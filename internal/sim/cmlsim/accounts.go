@@ -11,8 +11,8 @@ import (
 	"lull/internal/sim/world"
 )
 
-// computeRoutes adds the routes about the machines of a CML cluster, which has
-// one machine here.
+// computeRoutes adds the routes about the machines of a CML cluster. The simulated
+// cluster has one machine.
 func (h *CML) computeRoutes() {
 	compute := func(host *world.Host) map[string]any {
 		deployed := 0
@@ -106,7 +106,7 @@ func orText(s, other string) string {
 	return s
 }
 
-// association is a lab that a user or group may use.
+// association is a lab that is shared with a user or group.
 type association struct {
 	ID          string   `json:"id"`
 	Permissions []string `json:"permissions"`
@@ -125,7 +125,8 @@ func associations(host *world.Host, id string) []association {
 	return out
 }
 
-// associate shares exactly the labs in list with a group or user.
+// associate shares exactly the labs in list with a group or user. It ends all other
+// shares.
 func associate(host *world.Host, id string, group bool, list []association) error {
 	for _, a := range list {
 		if host.LabAt(a.ID) == nil || len(a.Permissions) == 0 {
@@ -197,7 +198,7 @@ type userInput struct {
 	Pubkey       *string         `json:"pubkey"`
 }
 
-// weakPasswords are rejected; CML rejects many more.
+// weakPasswords are the passwords that the simulator rejects; CML rejects many more.
 var weakPasswords = []string{"password", "admin", "cisco"}
 
 func weak(password string) error {

@@ -1,25 +1,24 @@
 // Package cmlsim implements CML's REST API for the hosts of a simulated world.
 //
-// The host of a request follows from the address or name in the Host header, or
-// else from the dialed address; ServeHost names it explicitly. A host whose
-// machine is down, or whose CML does not listen yet, drops the connection.
-// TLSConfig gives every host its own self-signed certificate, whose key is the
-// same after every restart.
+// A request is for the host that its Host header names by address or name, otherwise
+// for the one whose address was dialed; ServeHost names the host explicitly. A host
+// whose machine is down, or whose CML does not listen yet, drops the connection.
+// TLSConfig gives every host its own self-signed certificate; its key stays the same
+// after restarts.
 //
-// All times (the Date header, telemetry) are in the host's own clock, which may
-// be wrong. Telemetry is written as it is computed: an answer of a million
-// events costs one buffer. Faults are those of the service "cml", whose actions
-// are a method and a path below /api/v0/, such as "GET telemetry/events" or
-// "GET labs/{lab}".
+// All times (the Date header, telemetry) are in the host's own clock, which may be
+// wrong. Telemetry is written as it is computed: an answer of a million events costs
+// one buffer. Faults are those of the service "cml", whose actions are a method and a
+// path below /api/v0/, such as "GET telemetry/events" or "GET labs/{lab}".
 //
-// Clients may do what Cisco's own client library does: create, import, edit,
-// run and remove labs, and manage users, groups, definitions, compute hosts and
-// the license. What a user does is a telemetry event if CML makes one of it,
-// and an action of that user (world.Host.LastActivity). A name that logs in
-// with the host's password and was not created is an administrator.
+// Clients may do what Cisco's own client library does: create, import, edit, run and
+// remove labs, and manage users, groups, definitions, compute hosts and the license.
+// What a user does is a telemetry event if CML reports it as one, and counts as an
+// action of that user (world.Host.LastActivity). A name that logs in with the host's
+// password and was not created is an administrator.
 //
-// It has no user interface, WebSocket, consoles, packet captures, annotations,
-// lab repositories or LDAP.
+// It has no user interface, WebSocket, consoles, packet captures, annotations, lab
+// repositories or LDAP.
 package cmlsim
 
 import (
@@ -69,7 +68,7 @@ func (h *CML) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.ServeHost(ref, w, r)
 }
 
-// ServeHost answers a request for the host with an address, name or instance id.
+// ServeHost answers a request for the host with the address, name or instance ID ref.
 func (h *CML) ServeHost(ref string, w http.ResponseWriter, r *http.Request) {
 	h.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), refKey{}, ref)))
 }
@@ -87,7 +86,7 @@ type request struct {
 	w    http.ResponseWriter
 	r    *http.Request
 	ref  string
-	user string // id of the account; empty if none is required
+	user string // ID of the account; empty if the route needs none
 	// admin reports whether the account may administer the host.
 	admin bool
 	token string
@@ -101,8 +100,8 @@ type failure struct {
 
 func (f failure) Error() string { return "cannot answer: " + f.text }
 
-// with calls visit with the host. If the host is unreachable it drops the
-// connection.
+// with calls visit with the host of the request. If the host is unreachable, it drops
+// the connection.
 func (q *request) with(visit func(*world.Host, world.Moment) error) error {
 	var err error
 	reach := q.h.w.HostAt(q.ref, func(host *world.Host, now world.Moment, reach world.Reach) {
@@ -225,7 +224,7 @@ func (q *request) read(v any) error {
 	return nil
 }
 
-// strict decodes a body that must have no members other than those of v.
+// strict decodes the body into v, and rejects members that v does not have.
 func (q *request) strict(v any) error {
 	b, err := q.body()
 	if err != nil {
@@ -239,13 +238,12 @@ func (q *request) strict(v any) error {
 	return nil
 }
 
-// claims are the content of a token, which is void after a cold boot of its
-// host.
+// claims are the content of a token. A cold boot of the host makes its tokens void.
 type claims struct {
 	Host    string `json:"iss"`
 	User    string `json:"sub"`
 	Session int    `json:"sid"`
-	Epoch   int    `json:"epoch"` // id of the user
+	Epoch   int    `json:"epoch"` // Epoch of the user when the token was issued
 	ID      string `json:"jti"`
 	Until   int64  `json:"exp"` // ms
 }
@@ -282,7 +280,7 @@ func check(host *world.Host, now world.Moment, token string) (user world.Account
 	return *a, c.Host == host.Instance().ID && c.Session == host.Session() && c.Epoch == host.Epochs[c.User] && now.Wire.UnixMilli() < c.Until
 }
 
-// login checks a password and logs the visit, as CML does.
+// login checks the password in the request and records the login as CML does.
 func (q *request) login() (who world.Account, token string, err error) {
 	var in struct{ Username, Password string }
 	if err := q.read(&in); err != nil {
@@ -302,7 +300,7 @@ func (q *request) login() (who world.Account, token string, err error) {
 	return who, token, err
 }
 
-// maxLoggedOut bounds the number of revoked tokens that are remembered.
+// maxLoggedOut is the maximum number of revoked tokens that are remembered.
 const maxLoggedOut = 1000
 
 func (q *request) logout() error {

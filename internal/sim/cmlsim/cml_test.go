@@ -114,7 +114,7 @@ func TestAuthentication(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		errtest.None(t, b.w.External("h", "start", "user"))
 		time.Sleep(10 * time.Minute)
-		b.want("GET", "authok", "", 401) // a cold boot has voided the token
+		b.want("GET", "authok", "", 401) // the cold boot has voided the token
 	})
 }
 
@@ -256,7 +256,7 @@ func TestLabs(t *testing.T) {
 				t.Errorf("%d nodes run", c.Stats.Dominfo.Running)
 			}
 		}
-		time.Sleep(2 * time.Second) // queued at first
+		time.Sleep(2 * time.Second) // the nodes are queued at first
 		if got := b.want("GET", "labs/"+ids[0]+"/nodes?data=true", "", 200); !strings.Contains(got, "Booting") {
 			t.Errorf("nodes: %s", got)
 		}
@@ -354,8 +354,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestTLS reaches a host at its own address, with a certificate of its own that
-// verifies by its key only.
+// TestTLS checks that each host is reached at its own address, and that its
+// certificate is verified by its key alone.
 func TestTLS(t *testing.T) {
 	b := newBench(t, world.Profile{})
 	srv := httptest.NewUnstartedServer(b.CML)
@@ -388,7 +388,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// discard counts what is written.
+// discard counts the bytes written to it.
 type discard struct{ n int64 }
 
 func (d *discard) Header() http.Header { return http.Header{} }

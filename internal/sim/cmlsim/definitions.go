@@ -16,8 +16,8 @@ import (
 	"lull/internal/sim/world"
 )
 
-// builtin are the node definitions that come with CML: the number and names of
-// a new node's interfaces.
+// builtin has the node definitions that come with CML: how many interfaces a new node
+// has, and their names.
 var builtin = map[string]struct {
 	interfaces int
 	label      string
@@ -94,7 +94,7 @@ var definitionID = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,250}$`)
 
 const maxDefinitions = 200
 
-// putDefinition takes a definition in YAML or JSON.
+// putDefinition creates or updates a definition given in YAML or JSON.
 func (q *request) putDefinition(kind string, update bool) error {
 	b, err := q.body()
 	if err != nil {
@@ -238,7 +238,7 @@ func (h *CML) definitionRoutes() {
 
 var imageFile = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,200}\.(qcow2?|iol|tar|tar\.gz)$`)
 
-// upload accepts an image file, of which only the name is kept.
+// upload accepts an image file and keeps only its name.
 func (q *request) upload() error {
 	name := q.r.Header.Get("X-Original-File-Name")
 	kind, params, err := mime.ParseMediaType(q.r.Header.Get("Content-Type"))

@@ -21,11 +21,11 @@ type found struct {
 	host *world.Host
 	now  world.Moment
 	lab  *world.Lab
-	e    *world.Elements // nil in calls that do not concern elements
+	e    *world.Elements // nil in calls that are not about elements
 }
 
-// inLab returns a handler for a call about the lab in the path. It responds
-// with what f returns; nil is 204.
+// inLab returns a handler for a call about the lab in the path. It answers with what
+// f returns; nil is a 204.
 func inLab(f func(*request, found) (any, error)) func(*request) error {
 	return func(q *request) error {
 		var v any
@@ -45,8 +45,8 @@ func inLab(f func(*request, found) (any, error)) func(*request) error {
 	}
 }
 
-// opened is inLab for a call about the elements of a lab, which changes them if
-// edits is true.
+// opened is like inLab, for a call about the lab's elements. edits means that the
+// call changes them.
 func opened(edits bool, f func(*request, found) (any, error)) func(*request) error {
 	return inLab(func(q *request, x found) (any, error) {
 		x.e = x.lab.Open()
@@ -58,8 +58,8 @@ func opened(edits bool, f func(*request, found) (any, error)) func(*request) err
 	})
 }
 
-// mine returns a lab that the user may use: their own labs and shared ones, or
-// any lab for administrators.
+// mine returns the lab id if the user may use it: their own labs, shared ones, and
+// for administrators all.
 func (q *request) mine(host *world.Host, id string) (*world.Lab, error) {
 	l := host.LabAt(id)
 	if l == nil || !q.sees(host, l, true) {
@@ -101,8 +101,8 @@ func (x found) link(q *request) (*world.Link, error) {
 	return nil, missing("Link", q.r.PathValue("link"))
 }
 
-// runState returns the state of a node, which is queued at first and boots for
-// 40 s or more.
+// runState returns the state and progress of a node. A started node is queued at
+// first, and boots for at least 40 s.
 func (x found) runState(n *world.Node) (state, progress string) {
 	k := slices.IndexFunc(x.e.Nodes, func(m world.Node) bool { return m.ID == n.ID })
 	switch up := x.now.World.Sub(n.Run.Since); {
@@ -124,8 +124,8 @@ func (x found) convergent(n *world.Node) bool {
 	return s != "QUEUED" && s != "STARTED"
 }
 
-// wireState returns the state of an interface or link: that of the nodes at its
-// ends.
+// wireState returns the state of an interface or link. It follows from the nodes at
+// its ends.
 func (x found) wireState(down bool, ends ...string) string {
 	out := "STARTED"
 	for _, id := range ends {
@@ -141,7 +141,7 @@ func (x found) wireState(down bool, ends ...string) string {
 	return out
 }
 
-// nodeView returns a node as clients see it.
+// nodeView returns a node in CML's JSON form.
 func (x found) nodeView(n *world.Node, configured, operational bool) map[string]any {
 	state, progress := x.runState(n)
 	v := map[string]any{
@@ -177,7 +177,7 @@ func (x found) linkView(l *world.Link) map[string]any {
 	}
 }
 
-// topology returns the whole lab, as clients read and import it.
+// topology returns the whole lab in the form in which clients read and import it.
 func (x found) topology(configured bool) map[string]any {
 	nodes, links := []any{}, []any{}
 	for k := range x.e.Nodes {
@@ -210,8 +210,8 @@ func (h *CML) elementRoutes() {
 	h.linkRoutes()
 }
 
-// inLab registers a call about the elements of a lab. pattern is a method and a
-// path below that of the lab.
+// inLab registers a call about the elements of a lab. pattern is a method and a path
+// below the lab's.
 func (h *CML) inLab(pattern string, f func(*request, found) (any, error)) {
 	method, path, _ := strings.Cut(pattern, " ")
 	h.handle(method+" labs/{lab}/"+path, false, opened(method != "GET", f))

@@ -121,7 +121,7 @@ func checkLevel(n world.Notice) error {
 	return nil
 }
 
-// maxNotices bounds the number of notices that clients can create.
+// maxNotices is the maximum number of notices of a host.
 const maxNotices = 100
 
 func (q *request) notice() error {
@@ -161,7 +161,7 @@ func (q *request) dropNotice() error {
 	return q.none(http.StatusNoContent)
 }
 
-// load is the basis of stats and health.
+// load is a host's use of resources, from which stats and health are derived.
 type load struct {
 	id, name         string
 	cpus, memory     int // memory in MiB
@@ -186,7 +186,7 @@ func (q *request) load() (load, error) {
 	return l, err
 }
 
-// ready reports whether CML can start nodes.
+// ready reports whether the host's CML can start nodes.
 func (q *request) ready() bool {
 	return q.h.w.HostAt(q.ref, func(*world.Host, world.Moment, world.Reach) {}) == world.Ready
 }

@@ -15,7 +15,7 @@ import (
 	"lull/internal/sim/world"
 )
 
-// library is Cisco's library against one simulated host.
+// library is a session of Cisco's client library with one simulated host.
 type library struct {
 	*virl2test.Client
 	t *testing.T
@@ -35,7 +35,8 @@ type (
 	obj = map[string]any
 )
 
-// do sends a request that must succeed.
+// do sends the request called name, which must succeed, and returns its decoded
+// result.
 func (l library) do(name string, path at, body any) any {
 	l.t.Helper()
 	v, err := l.Call(l.t.Context(), name, path, body)
@@ -50,7 +51,7 @@ func (l library) obj(name string, path at, body any) obj {
 	return l.do(name, path, body).(obj)
 }
 
-// refused sends a request that must be refused with a status.
+// refused sends the request called name, which must fail with a status.
 func (l library) refused(status int, name string, path at, body any) {
 	l.t.Helper()
 	if _, err := l.Call(l.t.Context(), name, path, body); virl2test.Status(err) != status {
@@ -67,8 +68,8 @@ func (l library) is(got, want any) {
 
 const noID = "8ee2051d-3adb-4e76-9e51-ae63238f15bc"
 
-// TestLibrary sends every request of the library, in the order of its methods,
-// and decodes the answers as they do. The expected results are those of the
+// TestLibrary sends every request of the library, in the order of its methods, and
+// decodes the answers as the library does. The expected results are those of the
 // library's own integration tests.
 func TestLibrary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -272,7 +273,7 @@ func (l library) elements(*bench) []library {
 	l.refused(404, "link", link, nil)
 	l.do("remove interface", of(made[4].(obj)["id"].(string)), nil)
 	l.do("create link", id, obj{"src_int": lab.Interfaces[0], "dst_int": lab.Interfaces[1]})
-	l.do("remove node", of(lab.Nodes[1]), nil) // with its link
+	l.do("remove node", of(lab.Nodes[1]), nil) // removes its link too
 	l.is(l.obj("lab", id, nil)["link_count"], 0)
 	return nil
 }
@@ -356,7 +357,7 @@ func (l library) accounts(b *bench) []library {
 
 	l.do("delete user", id, nil)
 	l.refused(404, "user", id, nil)
-	dora.refused(403, "users", nil, nil) // 401 first, and the login fails
+	dora.refused(403, "users", nil, nil) // the library gets a 401, and logging in again fails
 	return []library{dora}
 }
 
@@ -418,7 +419,7 @@ func (l library) licensing(*bench) []library {
 		l.refused(400, "set transport", nil, obj{"ssms": bad, "proxy": obj{"server": nil, "port": nil}})
 	}
 	l.refused(400, "set product license", nil, "/bad")
-	l.refused(400, "set product license", nil, "CML_Enterprise") // the active one
+	l.refused(400, "set product license", nil, "CML_Enterprise") // it is the active product already
 	l.do("set product license", nil, "CML_Personal40")
 	l.do("set product license", nil, "CML_Enterprise")
 

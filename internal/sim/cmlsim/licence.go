@@ -43,7 +43,7 @@ func show(f func(q *request, host *world.Host, now world.Moment) (any, error)) f
 	}
 }
 
-// products maps the license products of CML to their number of nodes.
+// products maps CML's license products to the number of nodes they allow.
 var products = map[string]int{"CML_Enterprise": 20000, "CML_Education": 300, "CML_Personal": 20, "CML_Personal40": 40, "CML_Internal": 300, "CML_NotForResale": 300}
 
 const (

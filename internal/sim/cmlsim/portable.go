@@ -98,8 +98,8 @@ func (q *request) patchLab(x found) (any, error) {
 	return details(x.host, x.lab), nil
 }
 
-// portable is a lab in the form in which CML exports and imports labs. IDs are
-// a letter followed by a number, and valid only within it.
+// portable is a lab in the form in which CML exports and imports labs. Its IDs are a
+// letter and a number, and are valid only inside it.
 type portable struct {
 	Lab struct {
 		Title       string `json:"title" yaml:"title"`

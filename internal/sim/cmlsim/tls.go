@@ -23,8 +23,8 @@ type certs struct {
 	made map[string]*tls.Certificate
 }
 
-// TLSConfig serves every host with its own certificate. A client that sends no
-// server name is served by the address that it dialed.
+// TLSConfig returns a configuration with which every host has its own certificate. If
+// the client sends no server name, the dialed address selects the host.
 func (h *CML) TLSConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -38,11 +38,10 @@ func (h *CML) TLSConfig() *tls.Config {
 	}
 }
 
-// Certificate returns the certificate of the host with an address, name or
-// instance id, or the simulator's own if there is no such host. The key is
-// derived from the instance's id, or is the one that its image brings, so a pin
-// of the key outlives every restart; the certificate itself changes with the
-// address.
+// Certificate returns the certificate of the host with the address, name or instance
+// ID ref. If there is no such host, it returns the simulator's own. The key is the
+// image's or is derived from the instance's ID, so a pin of the key stays valid after
+// restarts. The certificate itself changes with the address.
 func (h *CML) Certificate(ref string) (*tls.Certificate, error) {
 	id, seed, names, ips := "lull-sim", "", []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}
 	h.w.Locate(ref, func(i *world.Instance, _ world.Moment) {

@@ -119,7 +119,7 @@ func readBody(r *http.Request) ([]byte, error) {
 }
 
 func (h *CloudWatch) sendCBOR(w http.ResponseWriter, status int, v any) {
-	body := []byte{0xa0} // an empty map: an operation without output
+	body := []byte{0xa0} // an empty map, for an operation without output
 	if v != nil {
 		b, err := encoder.Marshal(v)
 		if err != nil {
@@ -134,8 +134,8 @@ func (h *CloudWatch) sendCBOR(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(body)
 }
 
-// failCBOR names the error twice: in the body in CBOR, and in the header by its
-// name in the query protocol.
+// failCBOR writes an error. Its name is in the body, as in CBOR, and in a header, as
+// in the query protocol.
 func (h *CloudWatch) failCBOR(w http.ResponseWriter, e *world.Error) {
 	side := "Sender"
 	if e.Status >= 500 {

@@ -1,9 +1,9 @@
-// Package cwsim implements CloudWatch for a simulated world, in both protocols
-// of current clients: rpc-v2-cbor (the AWS SDKs) and query (awscli 1 and older
-// 2). It serves GetMetricData with CloudWatch's limits and pagination,
-// GetMetricStatistics, ListMetrics and PutMetricData.
+// Package cwsim implements CloudWatch for a simulated world, in both protocols of
+// current clients: rpc-v2-cbor (the AWS SDKs) and query (awscli 1 and older 2). It
+// serves GetMetricData with CloudWatch's limits and pagination, GetMetricStatistics,
+// ListMetrics and PutMetricData.
 //
-// It does not support metric math, alarms, dashboards and everything else.
+// Everything else is missing, such as metric math, alarms and dashboards.
 package cwsim
 
 import (
@@ -26,13 +26,13 @@ const (
 	maxDatapoints = 100_800
 )
 
-// CloudWatch serves the API of that service.
+// CloudWatch serves the CloudWatch API.
 type CloudWatch struct{ w *world.World }
 
-// New returns a handler of a world's CloudWatch.
+// New returns a CloudWatch for w.
 func New(w *world.World) *CloudWatch { return &CloudWatch{w} }
 
-// dimension, metric and the rest are shapes that both protocols share.
+// Shapes of requests and answers, shared by both protocols.
 type dimension struct {
 	Name  string `cbor:"Name"`
 	Value string `cbor:"Value,omitempty"`
@@ -145,8 +145,7 @@ func invalid(format string, args ...any) error {
 	return world.Refuse("ValidationError", format, args...)
 }
 
-// getMetricData serves one page. A token contains the query and the point at
-// which to continue.
+// getMetricData returns one page. NextToken contains the query and where to continue.
 func (h *CloudWatch) getMetricData(c caller, r dataRequest) (dataAnswer, error) {
 	if err := r.check(); err != nil {
 		return dataAnswer{}, err

@@ -23,8 +23,8 @@ func simulator(t testing.TB) *CloudWatch {
 
 const authorization = "AWS4-HMAC-SHA256 Credential=AKIA/20260101/us-east-1/monitoring/aws4_request, Signature=0"
 
-// FuzzCBOR checks that any body of any operation gets an answer in CBOR that is
-// not a server error.
+// FuzzCBOR checks that every operation answers any body in CBOR, and never with a
+// server error.
 func FuzzCBOR(f *testing.F) {
 	h := simulator(f)
 	now := time.Now()
@@ -55,7 +55,7 @@ func FuzzCBOR(f *testing.F) {
 	})
 }
 
-// FuzzQuery is the same for the query protocol.
+// FuzzQuery checks the same for the query protocol.
 func FuzzQuery(f *testing.F) {
 	h := simulator(f)
 	f.Add("Action=GetMetricData&StartTime=2026-01-01T00:00:00Z&EndTime=2026-01-02&MetricDataQueries.member.1.Id=a&MetricDataQueries.member.1.MetricStat.Stat=Sum")

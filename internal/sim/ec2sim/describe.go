@@ -47,8 +47,8 @@ func (c *call) deleteTags() error {
 	return nil
 }
 
-// describeTags pages over instances, so a page may contain more tags than
-// MaxResults, by at most those of one instance.
+// describeTags pages by instance, so a page may exceed MaxResults by the tags of one
+// instance.
 func (c *call) describeTags() error {
 	fs, err := filters(c.form, "resource-id", "resource-type", "key", "value", "tag:")
 	if err != nil {
@@ -113,8 +113,8 @@ func tagMatches(fs []filter, i *world.Instance, t world.Tag) bool {
 	return true
 }
 
-// only returns the plain values of a filter, or nil if it is absent or has
-// patterns.
+// only returns the values of the filter called name if all are plain; nil if the
+// filter is absent or has patterns.
 func only(fs []filter, name string) []string {
 	for _, f := range fs {
 		if f.name == name && !slices.ContainsFunc(f.values, func(v string) bool { return strings.ContainsAny(v, `*?\`) }) {

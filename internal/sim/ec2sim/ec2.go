@@ -25,13 +25,13 @@ import (
 
 const namespace = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
-// EC2 serves the API of that service.
+// EC2 serves the EC2 API.
 type EC2 struct {
 	w   *world.World
 	ids atomic.Uint64
 }
 
-// New returns a handler of a world's EC2.
+// New returns an EC2 for w.
 func New(w *world.World) *EC2 { return &EC2{w: w} }
 
 // call is one request in progress.
@@ -143,7 +143,8 @@ func (h *EC2) do(c *call, from wire.Caller, serve func(*call) error, targets []s
 	return nil
 }
 
-// check is called after all validation of a change: a DryRun ends here.
+// check must be called after all validation of a change. A DryRun ends there, with an
+// error.
 func (c *call) check() error {
 	if dry, _ := c.form.Bool("DryRun"); dry {
 		return dryRun()
@@ -216,8 +217,7 @@ func (h *EC2) fail(w http.ResponseWriter, err error) {
 	_, _ = w.Write(x.Bytes())
 }
 
-// page reads MaxResults and NextToken. The token is the Seq after which to
-// continue.
+// page reads MaxResults and NextToken. after is the Seq after which the page begins.
 func (c *call) page(least, most int) (limit int, after uint64, err error) {
 	limit, err = c.form.Int("MaxResults", 0)
 	if err != nil {

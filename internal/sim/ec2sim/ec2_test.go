@@ -47,8 +47,8 @@ func token(body string) string {
 	return tok
 }
 
-// BenchmarkPage reads one page of 1000 in the middle of fleets of several
-// sizes: the time must not depend on the size.
+// BenchmarkPage reads one page of 1000 in the middle of fleets of several sizes. The
+// time should not depend on the size.
 func BenchmarkPage(b *testing.B) {
 	for _, n := range []int{2_000, 100_000} {
 		h := New(fleet(b, n, false))
@@ -68,8 +68,8 @@ func BenchmarkPage(b *testing.B) {
 	}
 }
 
-// TestWholeFleetInPages walks a fleet of 100,000 while instances come and go
-// in it: every one that stays is seen exactly once.
+// TestWholeFleetInPages lists a fleet of 100,000 in pages while instances come and
+// go. Every instance that stays must be listed exactly once.
 func TestWholeFleetInPages(t *testing.T) {
 	n := 100_000
 	if testing.Short() {
@@ -111,7 +111,7 @@ func TestWholeFleetInPages(t *testing.T) {
 	}
 }
 
-// TestMemory holds 10,000 CML hosts with 300 events each.
+// TestMemory checks the memory of 10,000 CML hosts with 300 events each.
 func TestMemory(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
@@ -147,8 +147,8 @@ func TestWildcard(t *testing.T) {
 	}
 }
 
-// FuzzAction checks that no form causes a server error, and that every answer
-// is well-formed.
+// FuzzAction checks that no form causes a server error, and that every answer is
+// well-formed XML.
 func FuzzAction(f *testing.F) {
 	w := fleet(f, 20, false)
 	h := New(w)

@@ -10,7 +10,7 @@ import (
 	"lull/internal/sim/world"
 )
 
-// filter is one Filter.N: any of its values may match.
+// filter is one Filter.N. It matches if any of its values does.
 type filter struct {
 	name   string
 	values []string
@@ -22,8 +22,8 @@ const (
 	maxValues  = 200
 )
 
-// filters parses Filter.N and rejects names that are not in known. A name that
-// ends in ":" in known stands for a prefix.
+// filters parses all Filter.N, and rejects names that are not in known. A name in
+// known that ends in ":" stands for all names with that prefix.
 func filters(f wire.Form, known ...string) ([]filter, error) {
 	groups := f.Groups("Filter")
 	if len(groups) > maxFilters {
@@ -61,8 +61,8 @@ func (f filter) any(values ...string) bool {
 	return false
 }
 
-// wildcard matches * and ?, with \ before either for the literal character. It
-// takes at most len(pattern) times len(s) steps.
+// wildcard reports whether s matches pattern, in which * and ? are wildcards and \
+// makes the next character literal. It takes at most len(pattern) times len(s) steps.
 func wildcard(pattern, s string) bool {
 	if !strings.ContainsAny(pattern, `*?\`) {
 		return pattern == s

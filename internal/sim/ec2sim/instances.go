@@ -226,7 +226,7 @@ func (c *call) describeInstanceStatus() error {
 	return err
 }
 
-// health returns the outcome of an instance's status checks.
+// health returns the result of an instance's status checks.
 func health(i *world.Instance, fresh time.Time) string {
 	switch {
 	case i.State != world.Running:
@@ -401,8 +401,8 @@ func (c *call) rebootInstances() error {
 	return nil
 }
 
-// instanceIDs returns the instances in a list of resources; other kinds of
-// resource have no tags here.
+// instanceIDs returns those of ids that are instances. Other kinds of resource have
+// no tags in the simulator.
 func instanceIDs(ids []string) ([]string, error) {
 	k := slices.IndexFunc(ids, func(id string) bool { return !strings.HasPrefix(id, "i-") })
 	if k >= 0 {

@@ -17,7 +17,7 @@ const stsNamespace = "https://sts.amazonaws.com/doc/2011-06-15/"
 // STS serves AssumeRole and GetCallerIdentity.
 type STS struct{ w *world.World }
 
-// NewSTS returns a handler of a world's STS.
+// NewSTS returns an STS for w.
 func NewSTS(w *world.World) *STS { return &STS{w} }
 
 // ServeHTTP answers one request.
@@ -66,7 +66,8 @@ func (s *STS) Serve(w http.ResponseWriter, r *http.Request, form wire.Form) {
 	})
 }
 
-// assume returns credentials for a role to any caller of any existing account.
+// assume returns credentials for a role. Any caller may assume any role of an
+// existing account.
 func (s *STS) assume(x *wire.XML, form wire.Form, who world.Principal) error {
 	arn, session := form.Get("RoleArn"), form.Get("RoleSessionName")
 	part := strings.Split(arn, ":")

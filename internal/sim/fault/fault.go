@@ -1,14 +1,13 @@
 // Package fault injects faults into the simulated outside world.
 //
-// A Set holds rules. Each call that a simulator serves is passed to the set
-// first, and the matching rules determine the fault: an error response, a
-// delay, a response that is lost after the work was done, a connection that
-// breaks before it, one that hangs, one that is truncated, or one whose bytes
-// are corrupted. Rules can be limited by probability, count and time span.
+// A Set holds rules. A simulator passes each call to the set before it serves the
+// call, and the matching rules determine the fault: an error response; a delay; a
+// response that is lost after the work was done; a connection that breaks before the
+// work; one that hangs; a response that is truncated; or one whose bytes are
+// corrupted. Rules can be limited by probability, count and time span.
 //
-// It guarantees that equal seeds and equal calls in equal order cause equal
-// faults, and that the work behind a lost response was really done. The wording
-// of error responses is up to each protocol.
+// Equal seeds and equal calls in equal order cause equal faults. The work behind a
+// lost response was really done. Each protocol words its own error responses.
 package fault
 
 import (
@@ -102,7 +101,7 @@ type Call struct {
 // value has no effect.
 type Effect struct {
 	Delay time.Duration // sum of all matching delays
-	Rule  Rule          // the first other matching fault; Kind is empty if there is none
+	Rule  Rule          // the first matching fault that is not a delay; Kind is empty if there is none
 }
 
 // Set is a set of rules, safe for concurrent use. Create it with NewSet.
@@ -175,8 +174,8 @@ func (s *Set) Hits() map[string]int {
 	return out
 }
 
-// Pick returns the effect on a call at now, the client's time, and counts the
-// hits.
+// Pick returns the effect of the matching rules on a call, and counts it as a hit.
+// now is in the client's time.
 func (s *Set) Pick(now time.Time, c Call) Effect {
 	s.mu.Lock()
 	defer s.mu.Unlock()

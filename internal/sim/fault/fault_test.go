@@ -79,7 +79,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestServe meets each kind as a client does.
+// TestServe checks how a client sees each kind of fault.
 func TestServe(t *testing.T) {
 	for _, x := range []struct {
 		rule              Rule

@@ -43,7 +43,7 @@ func (v *void) Header() http.Header         { return v.header }
 func (v *void) Write(b []byte) (int, error) { return len(b), nil }
 func (v *void) WriteHeader(int)             {}
 
-// cutter forwards the first bytes and then drops the connection.
+// cutter forwards the first bytes of a response and then drops the connection.
 type cutter struct {
 	http.ResponseWriter
 	left int
@@ -62,8 +62,8 @@ func (c *cutter) Write(b []byte) (int, error) {
 	return 0, nil
 }
 
-// abort sends what was written so far, so that the client sees a truncated body
-// and not a connection without a response.
+// abort flushes what was written so far before it drops the connection, so that the
+// client sees a truncated body rather than no response.
 func (c *cutter) abort() {
 	if f, ok := c.ResponseWriter.(http.Flusher); ok {
 		f.Flush()
@@ -71,7 +71,8 @@ func (c *cutter) abort() {
 	panic(http.ErrAbortHandler)
 }
 
-// spoiler replaces the characters that structure every format used here.
+// spoiler corrupts a response: it replaces the characters that structure JSON, XML
+// and CBOR.
 type spoiler struct {
 	http.ResponseWriter
 	from, seen int

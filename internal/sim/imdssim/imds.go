@@ -1,17 +1,15 @@
-// Package imdssim implements IMDSv2 (and, if an instance allows it, IMDSv1) for
-// the instances of a simulated world.
+// Package imdssim implements IMDSv2 (and, if an instance allows it, IMDSv1) for the
+// instances of a simulated world.
 //
-// One handler serves every instance. The instance of a request follows from the
-// dialed address: an instance's own metadata address (see
-// world.Instance.MetadataAddr), any other address or name of it in the Host
-// header, or else the handler's default. An SDK is directed to it by
-// AWS_EC2_METADATA_SERVICE_ENDPOINT.
+// One handler serves every instance. A request is for the instance whose metadata
+// address was dialed (see world.Instance.MetadataAddr), otherwise for the one that
+// the Host header names by any address or name, and otherwise for the handler's
+// Default. AWS_EC2_METADATA_SERVICE_ENDPOINT directs an SDK to the handler.
 //
-// Hop limits are simulated: a handler is Hops network hops away, and an
-// instance with a lower limit never answers the token request, which is how a
-// client sees the dropped packet. 401, 403, 503 and hanging responses are
-// faults of the service "imds", whose actions are "PUT token" and "GET " with
-// the path below /latest/.
+// Hop limits are simulated: clients are Hops network hops away, and an instance with
+// a lower limit never answers the token request, as if the packet had been dropped.
+// 401, 403, 503 and hanging responses are faults of the service "imds", whose actions
+// are "PUT token" and "GET " with the path below /latest/.
 package imdssim
 
 import (
@@ -31,8 +29,8 @@ import (
 
 // IMDS serves the metadata of instances.
 type IMDS struct {
-	// Default is the id, name or address of the instance that is used if the
-	// request does not identify one. Empty means none.
+	// Default is the ID, name or address of the instance that answers requests that
+	// do not identify one. If empty, such requests fail.
 	Default string
 	// Hops is how many hops away clients are; 0 means 1, the instance itself.
 	Hops int
@@ -55,7 +53,7 @@ type token struct {
 func (h *IMDS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	i, now, ok := h.instance(r)
 	if !ok || i.State != world.Running {
-		panic(http.ErrAbortHandler) // there is no instance to answer for
+		panic(http.ErrAbortHandler) // no instance to answer for
 	}
 	path := strings.TrimPrefix(r.URL.Path, "/latest/")
 	action := r.Method + " " + strings.TrimPrefix(path, "api/")
@@ -83,8 +81,8 @@ func (h *IMDS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// instance returns the instance of a request. It is a copy whose shared parts
-// are never changed in place.
+// instance returns a copy of the instance that a request is for. What the copy shares
+// with the original is never changed in place.
 func (h *IMDS) instance(r *http.Request) (i world.Instance, at world.Moment, ok bool) {
 	refs := []string{hostname(r.Host), h.Default}
 	if a, isTCP := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); isTCP {
@@ -130,7 +128,8 @@ func (h *IMDS) giveToken(w http.ResponseWriter, r *http.Request, i world.Instanc
 	plain(w, http.StatusOK, base64.URLEncoding.EncodeToString(b))
 }
 
-// admitted checks the token; without one the older protocol may be allowed.
+// admitted reports whether a request's token is valid or, if it has none, the
+// instance allows IMDSv1.
 func admitted(r *http.Request, i world.Instance, now world.Moment) bool {
 	text := r.Header.Get("X-aws-ec2-metadata-token")
 	if text == "" {
@@ -219,7 +218,7 @@ func listable(key string) bool {
 	})
 }
 
-// below lists a directory: the next segments of all paths below it.
+// below returns a listing of a directory: the next segments of all paths below it.
 func below(i world.Instance, now world.Moment, dir string) []string {
 	paths := []string{}
 	for p := range values(i, now) {

@@ -23,10 +23,10 @@ import (
 // the operation.
 const Target = "AWSPriceListService."
 
-// PriceList serves the API of that service.
+// PriceList serves the Price List API.
 type PriceList struct{ w *world.World }
 
-// New returns a handler of a world's price list.
+// New returns a PriceList for w.
 func New(w *world.World) *PriceList { return &PriceList{w} }
 
 type request struct {
@@ -96,7 +96,7 @@ func (p *PriceList) products(f map[string]string) []string {
 	return out
 }
 
-// document is a product with one on-demand price, as a text within JSON.
+// document returns a product with one on-demand price, as JSON text.
 func document(unit string, usd float64) string {
 	return fmt.Sprintf(`{"product":{"sku":"SIM"},"serviceCode":"AmazonEC2","terms":{"OnDemand":{"SIM.T":{"priceDimensions":{"SIM.T.D":{"unit":%q,"pricePerUnit":{"USD":"%.10f"}}}}}}}`, unit, usd)
 }

@@ -21,7 +21,7 @@ import (
 	"lull/internal/sim/world"
 )
 
-// cml is the least of a CML client.
+// cml is a minimal CML client.
 type cml struct {
 	http   *http.Client
 	tokens map[string]string
@@ -44,7 +44,7 @@ func (c *cml) call(method, host, path, body string, into any) (int, error) {
 	return resp.StatusCode, json.NewDecoder(resp.Body).Decode(into)
 }
 
-// newest returns the time of the newest thing that a user did.
+// newest returns the time of the newest user action in a host's telemetry.
 func (c *cml) newest(host string) (at time.Time, err error) {
 	var events []struct {
 		Category  string
@@ -73,10 +73,10 @@ func (c *cml) newest(host string) (at time.Time, err error) {
 	return at, nil
 }
 
-// TestSimulatedWeek runs a week of a dozen workers and their users in a bubble,
-// with a naive controller outside: the SDK reads states, the telemetry is read
-// every half hour, and what has been quiet for two hours is stopped. At each look
-// the telemetry must agree with what the users really did.
+// TestSimulatedWeek runs a week of a dozen workers and their users in a bubble. A
+// naive controller reads states with the SDK, reads the telemetry every half hour,
+// and stops what has been quiet for two hours. At each read, the telemetry must agree
+// with what the users really did.
 func TestSimulatedWeek(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -95,7 +95,7 @@ func TestSimulatedWeek(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var network memnet.Network
-		l, err := network.Listen(":80") // every address: the host follows from the request
+		l, err := network.Listen(":80") // on every address: the Host header selects the service
 		errtest.None(t, err)
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx, sim.Listeners{API: l}) }()

@@ -11,7 +11,7 @@ import (
 	"lull/internal/sim/world"
 )
 
-// awscli finds Debian's awscli.
+// awscli returns the path of Debian's awscli, or skips the test.
 func awscli(t *testing.T) string {
 	t.Helper()
 	for _, path := range []string{"/usr/bin/aws"} {
@@ -85,7 +85,7 @@ func TestAWSCLI(t *testing.T) {
 	b.metricsByCLI(t, parse, all[1])
 }
 
-// metricsByCLI reads an instance's CPU in both ways that CloudWatch offers.
+// metricsByCLI reads an instance's CPU metric with both of CloudWatch's operations.
 func (b *bench) metricsByCLI(t *testing.T, parse func(any, ...string), id string) {
 	t.Helper()
 	var values []float64

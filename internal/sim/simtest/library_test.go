@@ -19,7 +19,7 @@ import (
 	"lull/internal/sim/world"
 )
 
-// cmlHost is one simulated CML with clients of both kinds.
+// cmlHost is one simulated CML, with methods that return clients for it.
 type cmlHost struct {
 	t   *testing.T
 	net *memnet.Network
@@ -44,7 +44,7 @@ func withCML(t *testing.T, f func(context.Context, cmlHost)) {
 	})
 }
 
-// library is Cisco's client library.
+// library returns a client that behaves like Cisco's library.
 func (h cmlHost) library(user, password string) *virl2test.Client {
 	tr := &http.Transport{DialContext: h.net.DialContext, DisableKeepAlives: true}
 	return &virl2test.Client{Host: "h", Username: user, Password: password, Do: func(r *http.Request) (*http.Response, error) {
@@ -53,7 +53,7 @@ func (h cmlHost) library(user, password string) *virl2test.Client {
 	}}
 }
 
-// client is lull's own client.
+// client returns lull's own client.
 func (h cmlHost) client(user, password string) *lullcml.Client {
 	h.t.Helper()
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -64,8 +64,8 @@ func (h cmlHost) client(user, password string) *lullcml.Client {
 	return c
 }
 
-// CML shows an account that is no administrator its own labs only. That no lab
-// is known to run must then not read as "none runs".
+// TestLabsOfOthers checks that the running labs are unknown, not zero, for an account
+// that is no administrator: CML shows such an account only its own labs.
 func TestLabsOfOthers(t *testing.T) {
 	withCML(t, func(ctx context.Context, h cmlHost) {
 		admin := h.library("admin", "cml")
@@ -89,8 +89,8 @@ func TestLabsOfOthers(t *testing.T) {
 	})
 }
 
-// The states of a license are those that the library meets, and a token that
-// CML repeats in its reason is not passed on.
+// TestLicenseStates checks that lull's client reads the states of a license as the
+// library does, and that it removes a token that CML repeats in its reason.
 func TestLicenseStates(t *testing.T) {
 	withCML(t, func(ctx context.Context, h cmlHost) {
 		admin, c := h.library("admin", "cml"), h.client("admin", "cml")

@@ -25,7 +25,7 @@ import (
 
 const region = "us-east-1"
 
-// bench is a simulator on loopback and an SDK pointed at it.
+// bench is a simulator on loopback with an SDK that is configured for it.
 type bench struct {
 	*sim.Server
 	url string
@@ -50,11 +50,11 @@ func start(t *testing.T, c world.Config) *bench {
 	return b
 }
 
-// whole gives the transport a request body that stays readable. The SDK closes
-// the body as soon as the answer's header is there; where an answer comes sooner
-// than the transport has noticed that it has written everything, as it can on
-// loopback, the transport takes the closed body for a failed write and cuts the
-// connection under the answer (smithy-go 1.28.8, about one large answer in ten).
+// whole is an HTTP client that keeps request bodies readable until the transport has
+// sent them. It works around smithy-go 1.28.8, which closes the body once the
+// answer's header has arrived. If the transport has not noticed yet that all is
+// written, as on loopback, it takes that for a failed write and drops the connection
+// (about one large answer in ten).
 type whole struct{ *http.Client }
 
 func (c whole) Do(r *http.Request) (*http.Response, error) {
@@ -67,7 +67,7 @@ func (c whole) Do(r *http.Request) (*http.Response, error) {
 	return c.Client.Do(q)
 }
 
-// plain is a scenario of n machines without CML.
+// plain returns a scenario of n machines without CML.
 func plain(n int) world.Config {
 	return world.Config{
 		Regions: []world.RegionConfig{{Name: region}, {Name: "eu-west-1"}},
@@ -75,7 +75,7 @@ func plain(n int) world.Config {
 	}
 }
 
-// code returns the error code that the SDK understood.
+// code returns the EC2 error code in an error of the SDK.
 func code(err error) string {
 	if err == nil {
 		return ""

@@ -82,7 +82,7 @@ func TestPutAndListMetrics(t *testing.T) {
 	b, ctx := start(t, plain(1)), t.Context()
 	cw := cloudwatch.NewFromConfig(b.cfg)
 	now := time.Now()
-	data := make([]cwtypes.MetricDatum, 300) // large enough for the SDK to compress it
+	data := make([]cwtypes.MetricDatum, 300) // large enough that the SDK compresses the body
 	for k := range data {
 		data[k] = cwtypes.MetricDatum{MetricName: aws.String("Depth"), Value: aws.Float64(float64(k)), Timestamp: aws.Time(now.Add(-10 * time.Minute)), Dimensions: []cwtypes.Dimension{{Name: aws.String("Queue"), Value: aws.String("a")}}}
 	}
@@ -130,8 +130,8 @@ func TestRolesAndAccounts(t *testing.T) {
 	want(t, "unknown key", code(err), "AuthFailure")
 }
 
-// metadata returns the SDK's client for the metadata of one instance, dialled at
-// the instance's own address.
+// metadata returns the SDK's metadata client for one instance, connected to that
+// instance's own address, and the address.
 func (b *bench) metadata(t *testing.T, name string) (*imds.Client, string) {
 	t.Helper()
 	var addr, id string

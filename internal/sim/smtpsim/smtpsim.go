@@ -1,6 +1,6 @@
-// Package smtpsim is a mail relay for tests. It accepts mail in plain text,
-// keeps it, and rejects configured recipients. It has no TLS and no passwords,
-// which platform/smtp tests against a real relay.
+// Package smtpsim is a mail relay for tests. It accepts mail in plain text, keeps it,
+// and rejects the recipients that the test chooses. It has no TLS and no passwords;
+// platform/smtp tests those against a real relay.
 package smtpsim
 
 import (
@@ -18,7 +18,7 @@ import (
 
 // Mail is an accepted mail.
 type Mail struct {
-	To   []string // of the envelope
+	To   []string // recipients in the envelope
 	Head mail.Header
 	// Subject and Body are decoded.
 	Subject, Body string
@@ -28,8 +28,8 @@ type Mail struct {
 // Relay is a mail relay. The zero value is ready for use; Serve gives it a
 // listener. It is safe for concurrent use.
 type Relay struct {
-	// Recipient returns the response for an address, as a code and a text; empty
-	// accepts it. Nil accepts every address. It is called with a lock held.
+	// Recipient returns the response to an address, as a code and a text; empty
+	// accepts the address. A nil Recipient accepts all. It is called with r.mu held.
 	Recipient func(address string) string
 
 	mu    sync.Mutex

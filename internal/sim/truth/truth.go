@@ -1,9 +1,8 @@
 // Package truth defines when simulated users and loads really used something.
 //
-// A Use is written before a test starts and never derived from a reading, so it
-// can expose errors of the code that takes the readings: a property test drives
-// the simulated world from a Use, lets lull run, and calls Check for every
-// automatic action.
+// A Use is drawn or written before a test starts, and never derived from a reading,
+// so it exposes errors of the code that takes readings. A test drives the simulated
+// world from a Use, lets lull run, and calls Check for every automatic action.
 package truth
 
 import (
@@ -16,8 +15,8 @@ import (
 // Span is one period of use, including From and excluding To.
 type Span struct{ From, To time.Time }
 
-// Use is when something was in use: ordered spans that do not touch. The zero
-// value was never in use. A Use is immutable and safe for concurrent use.
+// Use says when something was in use, as ordered spans that do not touch. The zero
+// value means never. A Use is immutable and safe for concurrent use.
 type Use struct{ spans []Span }
 
 // Of returns the union of spans. Spans may overlap and be in any order; empty
@@ -69,7 +68,7 @@ func drawLength(r *rand.Rand, longest time.Duration) time.Duration {
 // Spans returns a copy of the periods of use, in order.
 func (u Use) Spans() []Span { return slices.Clone(u.spans) }
 
-// At reports whether it was in use at t.
+// At reports whether t is within a span of use.
 func (u Use) At(t time.Time) bool {
 	return slices.ContainsFunc(u.spans, func(s Span) bool { return !t.Before(s.From) && t.Before(s.To) })
 }
@@ -96,8 +95,8 @@ func (u Use) Share(from, to time.Time) float64 {
 	return float64(used) / float64(to.Sub(from))
 }
 
-// Last returns the newest moment of use at or before t, and false if there was
-// none. While in use, that is t itself.
+// Last returns the newest moment of use at or before t; false if there was none.
+// During use, it returns t itself.
 func (u Use) Last(t time.Time) (time.Time, bool) {
 	for _, s := range slices.Backward(u.spans) {
 		if t.Before(s.From) {
@@ -111,11 +110,9 @@ func (u Use) Last(t time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// Check returns an error if an automatic action at the given time hit something
-// that had been in use less than timeout ago. blind is the amount of use that
-// the documented resolution of the sources may hide: use within blind is
-// forgiven unless it was still visible, that is, unless the same use began more
-// than blind ago.
+// Check returns an error if there was use less than timeout before the automatic
+// action at at. Use that began at most blind before at is ignored, because the
+// documented resolution of the sources may hide it.
 func (u Use) Check(at time.Time, timeout, blind time.Duration) error {
 	for _, s := range slices.Backward(u.spans) {
 		if at.Before(s.From) || at.Sub(s.From) <= blind {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Client is the library's session of one user. It is not safe for concurrent use.
+// Client is one user's session, as in the library. It is not safe for concurrent use.
 type Client struct {
 	// Do sends a request whose URL is https://Host/api/v0/...
 	Do                       func(*http.Request) (*http.Response, error)
@@ -28,7 +28,8 @@ type Client struct {
 	sent  map[string]int
 }
 
-// Sent returns how often each of Requests was sent and its response understood.
+// Sent returns how often each of Requests was sent and answered in the expected
+// shape.
 func (c *Client) Sent() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,7 +44,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("status %d: %s", e.Status, e.Description) }
 
-// Status returns the status of an error response, 0 for another error.
+// Status returns the HTTP status of an Error, and 0 for any other error.
 func Status(err error) int {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Status
@@ -52,7 +53,7 @@ func Status(err error) int {
 }
 
 // Open does what the library does first: it checks the server's version without
-// logging in, and then that the login works.
+// logging in, and then that a login works.
 func (c *Client) Open(ctx context.Context) error {
 	info, err := c.call(ctx, "system_information", true, nil, nil)
 	if err != nil {
@@ -84,9 +85,9 @@ type raw string
 // Text returns a body that the library sends unchanged.
 func Text(s string) any { return raw(s) }
 
-// Call sends a request that Requests names. at contains the names in its path;
-// other members of at become the query. The result is decoded JSON, a string of
-// other text, or nil.
+// Call sends the request called name in Requests. at has the names in its path; other
+// members of at become the query. The result is decoded JSON, other text as a string,
+// or nil.
 func (c *Client) Call(ctx context.Context, name string, at map[string]string, body any) (any, error) {
 	return c.call(ctx, name, false, at, body)
 }
@@ -130,7 +131,7 @@ func (c *Client) call(ctx context.Context, name string, open bool, at map[string
 	return v, nil
 }
 
-// fits checks one of our bodies against the table.
+// fits returns an error if a body does not fit the request's Fields.
 func (r Request) fits(name string, body any) error {
 	m, isObject := body.(map[string]any)
 	switch {
@@ -245,7 +246,8 @@ func (r Request) read(status int, answer []byte) (any, error) {
 	return v, check("", v, r.Answer)
 }
 
-// check reports the members of v that do not match want.
+// check returns an error that lists where v does not have the shape want. at is the
+// position of v.
 func check(at string, v, want any) error {
 	switch w := want.(type) {
 	case members:
@@ -297,7 +299,7 @@ func check(at string, v, want any) error {
 	return nil
 }
 
-// Wait polls as the library does until the lab has converged.
+// Wait polls a lab as the library does, until the lab has converged.
 func (c *Client) Wait(ctx context.Context, lab string) error {
 	for range 500 {
 		done, err := c.Call(ctx, "lab converged", map[string]string{"lab_id": lab}, nil)
@@ -316,8 +318,8 @@ type Lab struct {
 	Interfaces   []string
 }
 
-// CreateLab creates a lab of two nodes and a link between them, with the
-// requests that the library sends for it.
+// CreateLab creates a lab of two nodes and a link between them, with the requests
+// that the library would send.
 func (c *Client) CreateLab(ctx context.Context, title string) (*Lab, error) {
 	v, err := c.Call(ctx, "create lab", nil, map[string]any{"title": title})
 	if err != nil {
@@ -326,7 +328,7 @@ func (c *Client) CreateLab(ctx context.Context, title string) (*Lab, error) {
 	l := &Lab{ID: v.(members)["id"].(string)}
 	at := map[string]string{"lab_id": l.ID}
 	for k, label := range []string{"r1", "r2"} {
-		// The library first checks whether the label is in use.
+		// The library first checks whether the label is already used.
 		if _, err := c.Call(ctx, "topology", map[string]string{"lab_id": l.ID, "exclude_configurations": "true"}, nil); err != nil {
 			return nil, err
 		}

@@ -22,21 +22,21 @@ const (
 	object = "object"
 	list   = "list"
 	yaml   = "text"  // not JSON
-	none   = "empty" // the answer's body is not read
+	none   = "empty" // the library does not read the body
 )
 
 // Request is one request of the library.
 type Request struct {
 	Method string
 	Path   string // below /api/v0/, with the template's names in braces
-	Fields string // members that the body may have, separated by spaces; "-" is a value without members
+	Fields string // members that the body may have, separated by spaces; "-" means a plain value
 	Answer any    // kind, or map of member to kind, or list with the kind of its elements
 }
 
-// members are the members of an object that are read.
+// members lists the members of an object that the library reads.
 type members = map[string]any
 
-// elements is a list of such values.
+// elements is a list whose elements have the given kind.
 type elements []any
 
 var (
@@ -65,7 +65,7 @@ const (
 	nodeFields = "label node_definition x y image_definition configuration ram cpus cpu_limit data_volume boot_disk_size hide_links tags parameters pinned_compute_id"
 )
 
-// Requests are the requests, by our own names.
+// Requests are the requests of the library, under names of this package.
 var Requests = map[string]Request{
 	// the client
 	"authenticate":       {"POST", "authenticate", "username password", text},

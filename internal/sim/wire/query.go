@@ -99,8 +99,8 @@ func (f Form) List(key string) []string {
 	return out
 }
 
-// Groups returns the prefixes key.1., key.2. and so on of structures in a list,
-// up to the first without parameters.
+// Groups returns the prefixes key.1., key.2. and so on of a list of structures, up to
+// the first prefix without parameters.
 func (f Form) Groups(key string) []string {
 	have := map[string]bool{}
 	for k := range f.v {
@@ -128,8 +128,8 @@ type Caller struct {
 	Region, Service string
 }
 
-// CallerOf reads the Authorization header or, for presigned requests, the
-// query.
+// CallerOf returns the identity from the Authorization header or, for a presigned
+// request, from the query.
 func CallerOf(r *http.Request) Caller {
 	c := Caller{Session: r.Header.Get("X-Amz-Security-Token")}
 	cred := ""

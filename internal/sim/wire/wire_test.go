@@ -72,8 +72,8 @@ func FuzzForm(f *testing.F) {
 	})
 }
 
-// FuzzXML checks that a document with any tag value is well-formed, and that
-// text that XML can represent is read back unchanged.
+// FuzzXML checks that a document with any tag value is well-formed, and that text
+// that XML can represent is read back unchanged.
 func FuzzXML(f *testing.F) {
 	for _, s := range []string{"", "plain", "<&>\"'", "\x00\x01", "\xff\xfe", "a\r\nb\t", "\ufffd", "\ufffe", "日本"} {
 		f.Add(s)

@@ -13,12 +13,12 @@ type XML struct{ buf []byte }
 // Bytes returns what was written.
 func (x *XML) Bytes() []byte { return x.buf }
 
-// pool contains buffers of sent answers. Large ones are worth keeping: a page
-// of a thousand instances is a megabyte.
+// pool holds buffers for reuse. Large ones are worth keeping: a page of a thousand
+// instances is a megabyte.
 var pool = sync.Pool{New: func() any { return new([]byte) }}
 
-// Take gives x a used buffer to write into; Give returns it. After Give neither
-// x nor the result of Bytes may be used.
+// Take gives x a buffer from the pool. Give returns the buffer; after that, neither x
+// nor the result of Bytes may be used.
 func (x *XML) Take() { x.buf = (*pool.Get().(*[]byte))[:0] }
 
 // Give returns the buffer that Take took.
@@ -94,7 +94,7 @@ func (x *XML) In(name string, body func()) {
 	x.Close(name)
 }
 
-// escape writes text; bytes that XML cannot contain become the replacement
+// escape writes s as text. Characters that XML cannot contain become the replacement
 // character.
 func (x *XML) escape(s string) {
 	if !needsEscape(s) {
@@ -123,8 +123,8 @@ func (x *XML) escape(s string) {
 	}
 }
 
-// needsEscape reports whether s contains anything but harmless ASCII, which
-// nearly all texts consist of.
+// needsEscape reports whether s has anything but harmless ASCII. Nearly all strings
+// do not.
 func needsEscape(s string) bool {
 	for k := range len(s) {
 		if c := s[k]; c < 0x20 || c >= 0x7f || c == '<' || c == '>' || c == '&' || c == '"' {

@@ -20,19 +20,20 @@ type Principal struct {
 	Expires  time.Time `json:"e,omitzero"`  // client's time
 }
 
-// Role is an IAM role. Deny contains patterns such as "ec2:Terminate*". A role
-// with SelfOnly may change only the instance that its credentials come from.
+// Role is an IAM role. It may do everything except actions that match a pattern in
+// Deny, such as "ec2:Terminate*". With SelfOnly, it may change only the instance that
+// its credentials come from.
 type Role struct {
 	Name     string   `yaml:"name" json:"name"`
 	Deny     []string `yaml:"deny" json:"deny,omitempty"`
 	SelfOnly bool     `yaml:"self_only" json:"self_only,omitempty"`
 }
 
-// tokenMark is the prefix of the session tokens of this simulator. They contain
-// the principal themselves, so that they survive a restart.
+// tokenMark is the prefix of this simulator's session tokens. A token contains its
+// principal, so that it survives a restart.
 const tokenMark = "lullsim."
 
-// SessionToken returns credentials' session token for a principal.
+// SessionToken returns a session token for a principal.
 func SessionToken(p Principal) string {
 	b, err := json.Marshal(p)
 	if err != nil {
@@ -73,9 +74,8 @@ func (w *World) Principal(key, session string) (Principal, *Error) {
 	return Principal{Account: a, ARN: "arn:aws:iam::" + a + ":user/lull"}, nil
 }
 
-// May reports whether a principal may perform an action such as
-// "ec2:StopInstances" on instances; targets is empty for actions without
-// targets.
+// May reports whether a principal may perform an action, such as "ec2:StopInstances",
+// on the instances targets; targets is empty for actions without targets.
 func (w *World) May(p Principal, action string, targets []string) bool {
 	r, ok := w.role(p.Account, p.Role)
 	if !ok {
@@ -120,7 +120,7 @@ type Calls struct {
 
 func newCalls() *Calls { return &Calls{n: map[string]int{}} }
 
-// Count counts one call, under "service action".
+// Count counts one call of an action, under the key "service action".
 func (c *Calls) Count(service, action string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,8 +153,9 @@ type bucket struct {
 	at     time.Time
 }
 
-// Throttled takes one token of an account's bucket in a region and reports
-// whether there was none. Reads and changes have separate buckets.
+// Throttled takes a token from an account's bucket in a region, and reports whether
+// the call must be throttled because there was none. Reads and changes have separate
+// buckets.
 func (w *World) Throttled(account, region, action string) bool {
 	l := w.cfg.Limits.Reads
 	class := "read"

@@ -24,8 +24,8 @@ type Group struct {
 	Created, Modified     time.Time // client's time
 }
 
-// Settings are the changes of a CML host's administrators. The zero value is
-// the state of a new one.
+// Settings are what administrators have changed on a CML host. The zero value is a
+// new host.
 type Settings struct {
 	SessionTimeout int                        `json:",omitempty"` // seconds; 0 means 3600
 	Admission      string                     `json:",omitempty"` // default for new compute hosts; empty means READY
@@ -35,8 +35,8 @@ type Settings struct {
 	ReadOnly       map[string]bool            `json:",omitempty"` // by "node" or "image" and id
 }
 
-// AllAccounts returns the accounts of a host: the built-in one, those of the
-// scripted users, and those that logged in or were created.
+// AllAccounts returns the accounts of a host: the built-in one, those of scripted
+// users, and those that were created or have logged in.
 func (h *Host) AllAccounts(now Moment) []Account {
 	h.account(now, "admin")
 	for _, u := range h.Users {
@@ -45,8 +45,8 @@ func (h *Host) AllAccounts(now Moment) []Account {
 	return h.Accounts
 }
 
-// account returns the account with a name. One that the host has not seen is
-// created as an administrator, with the host's password.
+// account returns the account called name. If the host has not seen it, it is created
+// as an administrator with the host's password.
 func (h *Host) account(now Moment, name string) *Account {
 	k := slices.IndexFunc(h.Accounts, func(a Account) bool { return a.Name == name })
 	if k < 0 {
@@ -56,7 +56,7 @@ func (h *Host) account(now Moment, name string) *Account {
 	return &h.Accounts[k]
 }
 
-// Login returns the account with a name and password, nil if they do not match.
+// Login returns the account with this name and password, or nil.
 func (h *Host) Login(now Moment, name, password string) *Account {
 	want := h.Password
 	if k := slices.IndexFunc(h.Accounts, func(a Account) bool { return a.Name == name }); k >= 0 && h.Accounts[k].Password != "" {

@@ -8,13 +8,12 @@ import (
 
 // Clock maps the time of clients to the time of the simulated world.
 //
-// Everything on the wire is in the client's time, which is that of the machine
-// (or of the bubble) this process runs in: a client of a faster world still
-// gets timestamps that agree with its own clock. Speed changes how fast things
-// happen: at speed 60 an instance boots in half a second and a user's working
-// day takes eight minutes.
+// Everything on the wire is in the client's time, that of the machine or bubble that
+// this process runs in, so timestamps agree with the client's clock at any speed.
+// Speed is how fast things happen: at speed 60 an instance boots in half a second and
+// a user's working day takes eight minutes.
 //
-// It starts no goroutine: the world's time is computed on access.
+// A Clock starts no goroutine: the world's time is computed on access.
 type Clock struct {
 	mu     sync.Mutex
 	base   time.Time // the world's time at anchor
@@ -37,7 +36,7 @@ func NewClock(start time.Time, speed float64) *Clock {
 
 // Moment is one instant in both times.
 type Moment struct {
-	World time.Time // the calendar of users and of transitions
+	World time.Time // determines users' schedules and transitions
 	Wire  time.Time // what clients see
 }
 
@@ -70,8 +69,8 @@ func (c *Clock) Speed() float64 {
 	return c.speed
 }
 
-// setSpeed changes the speed from now on. World.SetSpeed advances everything
-// first.
+// setSpeed changes the speed from now on. World.SetSpeed first advances everything to
+// now.
 func (c *Clock) setSpeed(speed float64) error {
 	if speed <= 0 || speed > 1e6 {
 		return fmt.Errorf("cannot set clock speed: %v is outside 0 to 1e6", speed)
@@ -84,16 +83,15 @@ func (c *Clock) setSpeed(speed float64) error {
 	return nil
 }
 
-// Advance moves the world forward by d at once, without the client's time
-// passing. Events that became due in between are stamped within the last
-// d/speed.
+// Advance moves the world's time forward by d at once, without the client's. Events
+// that become due get client times within the last d/speed.
 func (c *Clock) Advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.base = c.base.Add(d)
 }
 
-// clockState is the saved form. A restored world continues as if it had never
+// clockState is a Clock as saved. A restored world continues as if it had not been
 // stopped.
 type clockState struct {
 	Base   time.Time `json:"base"`

@@ -10,7 +10,7 @@ import (
 	"lull/internal/sim/fault"
 )
 
-// Duration is a time.Duration in Go's form ("90s") in scenarios.
+// Duration is a time.Duration that scenarios write in Go's form, such as "90s".
 type Duration time.Duration
 
 // D returns d as a time.Duration.
@@ -29,11 +29,11 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Config describes a world. Zero fields get the defaults set by fill.
+// Config describes a world. Zero fields get the defaults that fill sets.
 type Config struct {
 	Seed  uint64    `yaml:"seed"`
 	Speed float64   `yaml:"speed"` // default 1
-	Start time.Time `yaml:"start"` // the world's calendar at the start; default the present
+	Start time.Time `yaml:"start"` // world's time at the start; default the present
 
 	Accounts        []AccountConfig    `yaml:"accounts"`
 	StrictKeys      bool               `yaml:"strict_keys"` // reject unknown access keys; otherwise they belong to the first account
@@ -64,10 +64,10 @@ type RegionConfig struct {
 	Subnets  []Subnet       `yaml:"subnets"`
 	Groups   []string       `yaml:"security_groups"`
 	Images   []Image        `yaml:"images"`
-	Capacity map[string]int `yaml:"capacity"` // by instance type
+	Capacity map[string]int `yaml:"capacity"` // maximum running instances, by instance type
 }
 
-// Subnet is one subnet.
+// Subnet is a subnet that instances can be launched into.
 type Subnet struct {
 	ID   string `yaml:"id"`
 	Zone string `yaml:"zone"`
@@ -82,7 +82,7 @@ type Image struct {
 	CML     string    `yaml:"cml"`   // version of CML inside; empty for a plain machine
 	Owner   string    `yaml:"owner"` // default: the account of the client
 	SizeGB  int       `yaml:"size_gb"`
-	// Encrypted reports whether the snapshot, and so every volume made of it, is
+	// Encrypted means that the image's snapshot, and so every volume made from it, is
 	// encrypted.
 	Encrypted bool `yaml:"encrypted"`
 }
@@ -94,14 +94,14 @@ type Timing struct {
 	Hibernating       Duration `yaml:"hibernating"`
 	ShuttingDown      Duration `yaml:"shutting_down"`
 	TerminatedVisible Duration `yaml:"terminated_visible"`
-	CMLBoot           Duration `yaml:"cml_boot"`        // running to ready
-	HibernateReady    Duration `yaml:"hibernate_ready"` // running to able to hibernate; default 0
+	CMLBoot           Duration `yaml:"cml_boot"`        // from running to CML ready
+	HibernateReady    Duration `yaml:"hibernate_ready"` // from running until the instance can hibernate; default 0
 	Licence           Duration `yaml:"licence"`         // from the accepted registration to its completion
-	Background        Duration `yaml:"background"`      // between CML's own events; negative means none
-	Jitter            float64  `yaml:"jitter"`          // share in either direction; negative means none
+	Background        Duration `yaml:"background"`      // between two events that CML logs by itself; negative means none
+	Jitter            float64  `yaml:"jitter"`          // random deviation of durations, as a share in either direction; negative means none
 }
 
-// Consistency is the delay with which reads show writes, in the client's time.
+// Consistency is how late reads show writes, in the client's time.
 type Consistency struct {
 	Instances Duration `yaml:"instances"`
 	Tags      Duration `yaml:"tags"`
@@ -125,21 +125,21 @@ type Profile struct {
 	Users       []UserScript `yaml:"users"`
 	Labs        int          `yaml:"labs"`
 	Password    string       `yaml:"password"` // of every account; default "cml"
-	TLSKey      string       `yaml:"tls_key"`  // seed of the key that the image brings; empty makes each host generate its own
+	TLSKey      string       `yaml:"tls_key"`  // seed of the TLS key in the image; if empty, each host generates its own
 	NoOptIn     bool         `yaml:"no_opt_in"`
 	Licensed    bool         `yaml:"licensed"`
 	ClockOffset Duration     `yaml:"clock_offset"`
 	TokenLife   Duration     `yaml:"token_life"`   // default 8h, client's time
-	History     int          `yaml:"history"`      // number of events from before the start
-	HistorySpan Duration     `yaml:"history_span"` // age of the oldest; default 720h
-	HistoryAge  Duration     `yaml:"history_age"`  // age of the newest; default 24h
+	History     int          `yaml:"history"`      // number of events from before the start of the simulation
+	HistorySpan Duration     `yaml:"history_span"` // age of the oldest such event; default 720h
+	HistoryAge  Duration     `yaml:"history_age"`  // age of the newest such event; default 24h
 	Spoil       Spoil        `yaml:"spoil"`
 }
 
 // WorkerConfig is one instance, or Count identical ones, that exist at the
 // start.
 type WorkerConfig struct {
-	Name            string            `yaml:"name"` // if Count is above 1, a number is added
+	Name            string            `yaml:"name"` // if Count is above 1, a number is appended
 	Count           int               `yaml:"count"`
 	Account         string            `yaml:"account"`
 	Region          string            `yaml:"region"`

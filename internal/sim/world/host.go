@@ -14,9 +14,9 @@ type Host struct {
 	OptIn      bool   // telemetry is collected
 	OptInFault bool   // the opt-in cannot be read
 	Password   string // of every account
-	TLSKey     string `json:",omitempty"` // seed of its TLS key; empty is the instance's id
-	Spoil      Spoil  // faults of its telemetry
-	DeregSlow  bool   // deregistration times out at Smart Licensing (202)
+	TLSKey     string `json:",omitempty"` // seed of the host's TLS key; empty means the instance's ID
+	Spoil      Spoil  // faults of the host's telemetry
+	DeregSlow  bool   // Smart Licensing does not answer a deregistration in time (status 202)
 	TokenLife  time.Duration
 	Labs       []Lab
 	Licence    Licence
@@ -24,24 +24,24 @@ type Host struct {
 	Posted     int // number of notices ever posted
 	Maint      bool
 	MaintID    string         `json:",omitempty"` // id of the notice shown during maintenance
-	Accounts   []Account      `json:",omitempty"` // those that logged in or were created
+	Accounts   []Account      `json:",omitempty"` // ID of the notice that is shown during maintenance
 	Groups     []Group        `json:",omitempty"`
-	Epochs     map[string]int `json:",omitempty"` // by user id; increased when all tokens of a user become void
+	Epochs     map[string]int `json:",omitempty"` // by user ID; increased to make all tokens of a user void
 	LoggedOut  []string       `json:",omitempty"` // signatures of revoked tokens
 	Settings   Settings       `json:",omitzero"`
 
 	History BaseHistory // events from before the simulation began
 	events  []event     // events since then, oldest first
-	others  []string    // ids of accounts that no script uses, by their number in events
+	others  []string    // IDs of accounts that no script uses; events refer to them by index
 
 	Users         []*User
-	Interruptions int       // how often the machine stopped under a user at work
+	Interruptions int       // how often the machine stopped while a user was working
 	LastActivity  time.Time // client's time of the newest real user action
 
 	instance *Instance
 	readyAt  time.Time // world's time at which CML can start nodes
 	session  int       // increased at each cold boot; tokens of an earlier one are void
-	noisy    time.Time // world's time up to which background events exist
+	noisy    time.Time // world's time up to which background events have been added
 	dice     dice
 }
 
@@ -63,7 +63,7 @@ type Notice struct {
 	Label   string `json:"label"`
 	Content string `json:"content"`
 	Enabled bool   `json:"enabled"`
-	// Acknowledged is by user id.
+	// Acknowledged says which users have acknowledged the notice, by ID.
 	Acknowledged map[string]bool `json:"acknowledged"`
 	Groups       []string        `json:"groups"` // nil means all
 }
@@ -102,7 +102,7 @@ func (w *World) newHost(now Moment, i *Instance, version, profile string) *Host 
 	return h
 }
 
-// powerOn starts the boot of CML; powerOff ends it.
+// powerOn begins CML's boot. powerOff shuts CML down.
 func (h *Host) powerOn(at time.Time) {
 	h.readyAt = at.Add(h.instance.cmlBoot)
 	h.noisy = at
@@ -123,7 +123,7 @@ func (h *Host) powerOn(at time.Time) {
 
 func (h *Host) powerOff(bool) { h.readyAt = time.Time{} }
 
-// Reach is the result of a connection to a host.
+// Reach is how far a connection to a host gets.
 type Reach int
 
 // The possible results of a connection to a host.
@@ -147,10 +147,10 @@ func (h *Host) reach(now Moment) Reach {
 	return Ready
 }
 
-// HostAt visits the CML host at an address or with a scenario name or instance
-// id. If there is none or it is not up, it returns Unreachable and visits nothing.
-// The visitor may call the methods of Host, which change it, and those of World
-// that take a Host.
+// HostAt visits the CML host with the address, scenario name or instance ID ref. If
+// there is none or it is not up, HostAt returns Unreachable and visits nothing. The
+// visitor may call the methods of Host, which change the host, and the methods of
+// World that take a Host.
 func (w *World) HostAt(ref string, visit func(*Host, Moment, Reach)) Reach {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -169,10 +169,9 @@ func (w *World) HostAt(ref string, visit func(*Host, Moment, Reach)) Reach {
 	return r
 }
 
-// resolve returns the instance with an id, scenario name or address. In
-// addition to its public and private addresses an instance has one for its
-// metadata service, which never changes: 10.a.b.c is reached at
-// 127.(128+a).b.c.
+// resolve returns the instance with an ID, scenario name or address. Besides its
+// public and private addresses, an instance has one for its metadata service that
+// never changes: that of 10.a.b.c is 127.(128+a).b.c.
 func (w *World) resolve(ref string) *Instance {
 	if i := w.lookup(ref); i != nil {
 		return i
@@ -201,7 +200,7 @@ func (i *Instance) MetadataAddr() netip.Addr {
 	return netip.AddrFrom4([4]byte{127, b[1] + 128, b[2], b[3]})
 }
 
-// Locate is Find that also accepts an address.
+// Locate is like Find, and also accepts an address.
 func (w *World) Locate(ref string, visit func(*Instance, Moment)) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -215,15 +214,15 @@ func (w *World) Locate(ref string, visit func(*Instance, Moment)) bool {
 	return true
 }
 
-// Instance returns the instance that a host runs on. Only visitors may use it.
+// Instance returns the instance that h runs on. Only visitors may call it.
 func (h *Host) Instance() *Instance { return h.instance }
 
-// Session is a number that changes at each cold boot.
+// Session returns a number that changes at each cold boot.
 func (h *Host) Session() int { return h.session }
 
-// UserID returns the id of an account of the host: admin, a scripted user, or a
-// name that the host has not seen, which gets its own id as a created account
-// would.
+// UserID returns the ID of an account of the host: admin, a scripted user, or any
+// other name. A name that the host has not seen gets the ID that it would get if it
+// were created.
 func (h *Host) UserID(name string) string {
 	if name == "admin" {
 		return AdminID

@@ -54,7 +54,7 @@ func (s State) Legal() []State {
 	return nil
 }
 
-// Tag is one tag of a resource.
+// Tag is a tag of an instance.
 type Tag struct{ Key, Value string }
 
 // Tags are sorted by key and never changed in place.
@@ -90,7 +90,8 @@ func (t Tags) with(changes []Tag) Tags {
 	return MakeTags(m)
 }
 
-// TagChoice names a tag to delete: Value nil means whatever the value.
+// TagChoice names a tag to delete. With a nil Value, the tag is deleted whatever its
+// value.
 type TagChoice struct {
 	Key   string
 	Value *string
@@ -104,7 +105,7 @@ func (t Tags) without(gone []TagChoice) Tags {
 	})
 }
 
-// Reason is EC2's StateReason, with the older transition text.
+// Reason is EC2's StateReason, and the older form of it in the state transition text.
 type Reason struct {
 	Code, Message, Transition string
 }
@@ -116,7 +117,7 @@ type Transition struct {
 	By       string // api, user (a user at the console), server, spot, instance, time
 }
 
-// Instance is one EC2 instance. Fields are read by visitors and written by World.
+// Instance is one EC2 instance. Visitors may read its fields; only World writes them.
 type Instance struct {
 	ID, Account, Region string
 	Seq                 uint64 // order of launch; the page token
@@ -131,43 +132,43 @@ type Instance struct {
 
 	State      State
 	Reason     Reason
-	Launched   time.Time // client's time of the launch or the latest start
+	Launched   time.Time // client's time of the launch or the last start
 	Created    time.Time // client's time of the first launch
-	UpSince    time.Time // world's time of the latest change to running
+	UpSince    time.Time // world's time of the last change to running
 	Due        time.Time // world's time at which DueTo is reached; zero if no transition is in progress
 	DueTo      State
 	Stuck      bool // transitions do not end
 	Impaired   bool // status checks fail
 	Boots      int  // number of cold boots; a resume from hibernation does not count
-	Hibernated bool // RAM was kept by the latest stop
+	Hibernated bool // the last stop kept the memory
 
 	PrivateIP, PublicIP netip.Addr
-	Elastic             bool // keeps PublicIP over stops
-	Hibernation         bool // configured at launch
+	Elastic             bool // keeps PublicIP while stopped
+	Hibernation         bool // launched with hibernation enabled
 	NoStop, NoTerminate bool // stop and termination protection
 	OnShutdown          string
 	Spot                bool
 	SpotAt              time.Time // client's time of the announced Spot interruption; zero means none
-	InstanceStore       bool      // root device
+	InstanceStore       bool      // the root device is an instance-store volume
 	UserData            []byte
 	HopLimit            int
-	TokensRequired      bool // IMDSv2 only
+	TokensRequired      bool // IMDSv1 is not allowed
 	TagsInMetadata      bool
 	Volume              string
 	VolumeGB            int
 	VolumeType          string
-	Encrypted           bool // the root volume
+	Encrypted           bool // the root volume is encrypted
 	Agent               bool // CloudWatch agent: memory and disk metrics
 
 	Tags    Tags
-	shown   Tags         // what reads return while a change of tags is in progress
-	shownTo time.Time    // client's time at which Tags shows
+	shown   Tags         // the tags that reads still return after a change
+	shownTo time.Time    // client's time from which reads return Tags
 	Visible time.Time    // client's time from which reads find the instance
 	Gone    time.Time    // client's time from which reads no longer find the instance
 	History []Transition // newest last, bounded
 
 	purged  bool          // no longer in the world
-	cmlBoot time.Duration // world time from running to CML ready
+	cmlBoot time.Duration // world's time from running to CML ready
 
 	Host *Host // the CML host inside; nil for a plain machine
 }
@@ -199,8 +200,8 @@ func (i *Instance) become(at Moment, to State, by string) {
 	i.Due, i.DueTo = time.Time{}, ""
 }
 
-// RunningAt reports whether the instance was running at a client's time, as far
-// back as its history goes.
+// RunningAt reports whether the instance was running at a client's time. Before the
+// oldest transition in History, it assumes the state that this transition left.
 func (i *Instance) RunningAt(wire time.Time) bool {
 	up := i.State == Running
 	for k := len(i.History) - 1; k >= 0; k-- {

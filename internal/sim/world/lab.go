@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Lab is one CML lab. A scripted lab has only a number of nodes until a client
-// asks for them: Open creates them.
+// Lab is one CML lab. A scripted lab has only a number of nodes until a client asks
+// for its elements, which Open then creates.
 type Lab struct {
 	ID, Title, Owner   string // Owner is a user id
 	Description, Notes string `json:",omitempty"`
@@ -15,7 +15,7 @@ type Lab struct {
 	Started            bool
 	StartedAt          time.Time // world's time; zero if not started since it was last wiped
 	Created, Modified  time.Time // client's time
-	Removed            bool      `json:",omitempty"` // kept, because events refer to labs by number
+	Removed            bool      `json:",omitempty"` // kept, because events refer to labs by index
 	Elements           *Elements `json:",omitempty"`
 	Shared             Shared    `json:",omitzero"`
 }
@@ -32,7 +32,7 @@ type Share struct {
 	Permissions []string `json:"permissions"`
 }
 
-// Elements are the parts of a lab.
+// Elements are the nodes, interfaces and links of a lab.
 type Elements struct {
 	Nodes      []Node
 	Interfaces []Interface
@@ -60,11 +60,11 @@ type Node struct {
 	Run           Run            `json:"run"`
 }
 
-// Run is the state of a node. Since is zero if the node was not started since
-// it was last wiped.
+// Run is the state of a node. Since is zero if the node was not started after it was
+// last wiped.
 type Run struct {
 	Started bool      `json:"started"`
-	Since   time.Time `json:"since"` // world's time of the latest start
+	Since   time.Time `json:"since"` // world's time of the last start
 }
 
 // Interface is an interface of a node, in CML's shape.
@@ -96,7 +96,8 @@ func (h *Host) newLab(now Moment, title string, owner int) Lab {
 	return Lab{ID: h.dice.uuid(), Title: title, Owner: id, Nodes: 2 + h.dice.below(9), Created: now.Wire, Modified: now.Wire}
 }
 
-// Open returns the lab's elements. A scripted lab is a chain of routers.
+// Open returns the lab's elements. For a scripted lab it first creates them, as a
+// chain of routers.
 func (l *Lab) Open() *Elements {
 	if l.Elements != nil {
 		return l.Elements
@@ -176,7 +177,8 @@ func (e *Elements) DropInterface(id string) {
 	e.Interfaces = slices.DeleteFunc(e.Interfaces, func(i Interface) bool { return i.ID == id })
 }
 
-// maxLabs bounds the labs that a host remembers, removed ones included.
+// maxLabs is the maximum number of labs that a host remembers, including removed
+// ones.
 const maxLabs = 5000
 
 // CreateLab adds a lab of a user and returns it.
@@ -192,7 +194,7 @@ func (h *Host) CreateLab(now Moment, user string) (*Lab, error) {
 // NewID returns an id for a new element of a host.
 func (h *Host) NewID() string { return h.dice.uuid() }
 
-// by records that a user changed something.
+// by records an action of a user, for LastActivity.
 func (h *Host) by(now Moment, user string) {
 	if user != AdminID && user != "" {
 		h.LastActivity = now.Wire
@@ -210,7 +212,7 @@ func (h *Host) Edited(now Moment, l *Lab, user string) {
 	h.by(now, user)
 }
 
-// renew derives the lab's state from the states of its nodes.
+// renew sets the lab's state according to its nodes.
 func (l *Lab) renew() {
 	if l.Elements == nil || len(l.Elements.Nodes) == 0 {
 		return
@@ -225,7 +227,7 @@ func (l *Lab) renew() {
 	l.Started, l.StartedAt = started, since
 }
 
-// Log records an event of a category that a user caused in a lab.
+// Log adds a telemetry event that a user caused in a lab.
 func (h *Host) Log(now Moment, category, user string, l *Lab) {
 	what := slices.Index(Categories, category)
 	if what < 0 {
@@ -259,7 +261,8 @@ func (h *Host) SetNode(now Moment, l *Lab, n *Node, op, user string) error {
 	return nil
 }
 
-// SetLab starts, stops or wipes a lab on behalf of a user and reports whether it exists.
+// SetLab starts, stops or wipes a lab on behalf of a user. It reports whether the lab
+// exists.
 func (h *Host) SetLab(now Moment, id, op, user string) bool {
 	l := h.LabAt(id)
 	if l == nil {

@@ -33,7 +33,7 @@ type LaunchSpec struct {
 	VolumeType         string
 	VolumeDevice       string // device whose mapping describes the volume, or empty
 	EncryptedVolume    bool
-	name, profileOfUse string // set for the scenario's own workers
+	name, profileOfUse string // set only for the scenario's own workers
 }
 
 // fingerprint returns a value that is equal for launches with equal parameters.
@@ -47,9 +47,9 @@ func (s LaunchSpec) fingerprint() string {
 	return hex.EncodeToString(sum[:12])
 }
 
-// Launch starts instances. For a ClientToken seen before with the same
-// parameters, it returns the instances of the earlier launch. It visits each of
-// them in order.
+// Launch starts instances and visits each of them in order. If the ClientToken was
+// seen before with the same parameters, these are the instances of the earlier
+// launch.
 func (w *World) Launch(s LaunchSpec, dryRun func() error, visit func(*Instance, Moment)) (reservation string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -88,7 +88,7 @@ func (w *World) Launch(s LaunchSpec, dryRun func() error, visit func(*Instance, 
 	return reservation, nil
 }
 
-// again repeats the result of an earlier launch.
+// again returns the result of an earlier launch with the same token.
 func (w *World) again(now Moment, l *launched, print string, visit func(*Instance, Moment)) (string, error) {
 	if l.print != print {
 		return "", Refuse("IdempotentParameterMismatch", "Arguments on this idempotent request are inconsistent with arguments used in previous request(s).")
@@ -152,9 +152,9 @@ func (w *World) checkLaunch(r *Region, s *LaunchSpec) (Image, TypeInfo, error) {
 // RootDevice is the name of every image's root device.
 const RootDevice = "/dev/xvda"
 
-// checkRoot checks the root volume against EC2's rules: it must not be smaller
-// than the image's snapshot, and for hibernation it must be encrypted and have
-// space for the memory, of less than 150 GiB on Linux.
+// checkRoot checks the root volume against EC2's rules. It must not be smaller than
+// the image's snapshot. For hibernation, it must be encrypted and have space for the
+// memory, which must be below 150 GiB.
 func checkRoot(s *LaunchSpec, img Image, typ TypeInfo) error {
 	root := s.VolumeDevice == "" || s.VolumeDevice == RootDevice
 	size := max(img.SizeGB, 8)
@@ -199,8 +199,8 @@ func noCapacity(typ string) *Error {
 	return refuse(500, "InsufficientInstanceCapacity", "We currently do not have sufficient %s capacity in the Availability Zone you requested.", typ)
 }
 
-// fits reports whether a stopped instance can be up as well, in addition to
-// others of its type that are about to start.
+// fits reports whether capacity remains for i to start, if others of its type are
+// about to start too.
 func (w *World) fits(i *Instance, others int) bool {
 	r := w.regions[regionKey{i.Account, i.Region}]
 	limit, limited := r.Capacity[i.Type]
@@ -220,9 +220,8 @@ func (w *World) advanceType(now Moment, r *Region, typ string) {
 	}
 }
 
-// up counts the instances of a type that hold capacity, according to their last
-// known state. It advances nothing, because a user's own start calls it while
-// an instance is being advanced.
+// up returns how many instances of a type use capacity, by their last known state. It
+// advances none of them, because it is called while an instance is being advanced.
 func (r *Region) up(typ string) int {
 	used := 0
 	for _, i := range r.list {
@@ -299,8 +298,8 @@ func (w *World) boot(now Moment, i *Instance, by string) {
 	}
 }
 
-// address assigns an instance a public address. An address is reused only after
-// the whole pool has been used.
+// address assigns a public address to an instance. An address is reused only after
+// all others of the pool.
 func (w *World) address(i *Instance) {
 	if i.PublicIP.IsValid() {
 		return
@@ -329,7 +328,8 @@ func (w *World) due(now Moment, i *Instance, to State, d time.Duration) {
 	i.Due, i.DueTo = now.World.Add(d), to
 }
 
-// jitter varies a duration by the configured share, equally for equal seeds.
+// jitter varies a duration randomly by the configured share. Equal seeds give equal
+// results.
 func (w *World) jitter(i *Instance, d Duration) time.Duration {
 	w.seq++
 	g := seedDice(w.cfg.Seed+w.seq, i.ID)

@@ -23,7 +23,7 @@ type Licence struct {
 	Active      string         `json:"active,omitempty"` // product; empty means CML_Enterprise
 	Counts      map[string]int `json:"counts,omitempty"` // number of requested licenses, by feature
 	Reservation bool           `json:"reservation,omitempty"`
-	SSMS        string         `json:"ssms,omitempty"` // empty means the default
+	SSMS        string         `json:"ssms,omitempty"` // URL of Smart Licensing; empty means the default
 	ProxyServer *string        `json:"proxy_server,omitempty"`
 	ProxyPort   *int           `json:"proxy_port,omitempty"`
 }
@@ -31,7 +31,7 @@ type Licence struct {
 // ActiveProduct returns the licensed product.
 func (l *Licence) ActiveProduct() string { return cmp.Or(l.Active, "CML_Enterprise") }
 
-// Reserve turns reservation mode of an unregistered product on or off.
+// Reserve turns reservation mode on or off, for a product that is not registered.
 func (w *World) Reserve(h *Host, now Moment, on bool) error {
 	l := &h.Licence
 	l.advance(w, now)
@@ -49,7 +49,7 @@ func (l *Licence) complete(wire time.Time) {
 	l.Attempted, l.Succeeded = wire, wire
 }
 
-// advance applies everything that the license agent has learned until now.
+// advance applies what has become due by now.
 func (l *Licence) advance(w *World, now Moment) {
 	if l.Registration == "" {
 		l.Registration, l.Authorization = "NOT_REGISTERED", "EVAL"
@@ -101,8 +101,8 @@ func (w *World) Register(h *Host, now Moment, token string, again bool) error {
 	return nil
 }
 
-// Deregister ends a registration. told is false if Smart Licensing was not
-// reached and the product is deregistered on this side only.
+// Deregister ends a registration. told is false if Smart Licensing was not reached,
+// so that only CML considers the product deregistered.
 func (w *World) Deregister(h *Host, now Moment) (told bool, err error) {
 	l := &h.Licence
 	l.advance(w, now)

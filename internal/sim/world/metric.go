@@ -48,7 +48,7 @@ const (
 	storedValues = 10_000
 )
 
-// Put stores one value of a client's own metric.
+// Put stores one value of a metric for a client.
 func (w *World) Put(m Metric, d Datum) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,9 +65,9 @@ func (w *World) Put(m Metric, d Datum) error {
 	return nil
 }
 
-// Points computes the complete periods of a metric in [start, end). EC2's own
-// metrics exist while the instance runs; memory and disk while its CloudWatch
-// agent runs; anything else if a client has stored it.
+// Points computes the complete periods of a metric in [start, end). EC2's own metrics
+// exist while the instance runs, memory and disk while its CloudWatch agent runs, and
+// others if a client has stored them.
 func (w *World) Points(m Metric, start, end time.Time, period time.Duration) []Point {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -180,7 +180,8 @@ func (h *Host) userDuring(from, to time.Time) bool {
 	return false
 }
 
-// Series lists the metrics that exist for an account and region, at most max of them.
+// Series returns up to max of the metrics that exist in an account and region and for
+// which match returns true.
 func (w *World) Series(account, region string, max int, match func(Metric) bool) []Metric {
 	w.mu.Lock()
 	defer w.mu.Unlock()

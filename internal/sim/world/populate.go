@@ -38,7 +38,7 @@ func (w *World) populate(now Moment, c WorkerConfig) error {
 	return nil
 }
 
-// createPast creates the past of a scenario's instance.
+// createPast gives an instance of the scenario the past that c describes.
 func (w *World) createPast(now Moment, i *Instance, c WorkerConfig) {
 	up := c.Up.D()
 	if up == 0 {

@@ -18,7 +18,7 @@ func boots(i *Instance) fault.Call {
 	return fault.Call{Service: "ec2", Action: "boot", Region: i.Region, Targets: []string{i.ID, i.Name}}
 }
 
-// Start starts stopped instances. check runs before anything changes.
+// Start starts stopped instances. It calls check before it changes anything.
 func (w *World) Start(account, region string, ids []string, by string, check func() error) ([]Change, error) {
 	asked := map[string]int{} // instances of a type that this command starts
 	return w.command(account, region, ids, check, func(i *Instance, now Moment) error {
@@ -90,7 +90,7 @@ func (w *World) stop(now Moment, i *Instance, hibernate bool, by string) {
 	}
 }
 
-// stopReason returns the cause in EC2's words.
+// stopReason returns the reason for a stop in EC2's words.
 func stopReason(now Moment, by string, hibernate bool) Reason {
 	at := now.Wire.UTC().Format("2006-01-02 15:04:05 GMT")
 	r := func(code, message, transition string) Reason {
@@ -133,7 +133,7 @@ func (w *World) terminate(now Moment, i *Instance, by string) {
 	w.due(now, i, Terminated, w.jitter(i, w.cfg.Timing.ShuttingDown))
 }
 
-// Reboot restarts the machine's system; the instance stays running.
+// Reboot restarts the machine's operating system. The instance stays running.
 func (w *World) Reboot(account, region string, ids []string, check func() error) error {
 	_, err := w.command(account, region, ids, check, func(i *Instance, _ Moment) error {
 		if i.State != Running {
@@ -151,7 +151,7 @@ func (w *World) Reboot(account, region string, ids []string, check func() error)
 	return err
 }
 
-// command applies one change to several instances, to all or to none.
+// command applies one change to all of the instances, or to none.
 func (w *World) command(account, region string, ids []string, check func() error, may func(*Instance, Moment) error, do func(*Instance, Moment)) ([]Change, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,7 +188,7 @@ func incorrect(i *Instance, verb, from string) *Error {
 	return Refuse("IncorrectInstanceState", "The instance '%s' is not in the '%s' state.", i.ID, from)
 }
 
-// External changes an instance's power other than through the API: a user in
+// External changes an instance's power by other means than the API. by is a user in
 // the console ("user"), the cloud ("server", "spot") or the guest itself
 // ("instance"). op is start, stop, hibernate or terminate.
 func (w *World) External(ref, op, by string) error {
@@ -217,8 +217,8 @@ func (w *World) External(ref, op, by string) error {
 	return err
 }
 
-// advance advances one instance to now: transitions that became due and, in
-// between, what the scripted users of its host did, in order of time.
+// advance advances one instance to now. It completes transitions that became due and
+// performs, in order of time, what the scripted users of its host did in between.
 func (w *World) advance(now Moment, i *Instance) {
 	if i.purged {
 		return
@@ -243,7 +243,7 @@ func (w *World) advance(now Moment, i *Instance) {
 	}
 }
 
-// arrive completes the transition in progress.
+// arrive completes the transition that is in progress.
 func (w *World) arrive(at Moment, i *Instance) {
 	to := i.DueTo
 	i.become(at, to, "time")
@@ -267,7 +267,7 @@ func (w *World) arrive(at Moment, i *Instance) {
 	}
 }
 
-// release releases the public address, as a stop does without an Elastic IP.
+// release takes the public address away, as a stop does unless it is an Elastic IP.
 func (w *World) release(i *Instance) {
 	if i.Elastic && i.State != Terminated || !i.PublicIP.IsValid() {
 		return

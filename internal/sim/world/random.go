@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// dice is a small seeded generator whose whole state is one number, so that a
-// saved world continues the same sequence.
+// dice is a seeded random generator. Its state is one number, so that a saved world
+// continues the same sequence.
 type dice uint64
 
-// seedDice derives a generator from a seed and names.
+// seedDice returns a generator whose sequence is determined by a seed and names.
 func seedDice(seed uint64, names ...string) dice {
 	h := fnv.New64a()
 	var b [8]byte

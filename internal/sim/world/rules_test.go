@@ -37,8 +37,8 @@ func TestStartTogetherNeedsRoomForAll(t *testing.T) {
 	}
 }
 
-// TestAddressesComeRound cycles one instance through a small pool in which
-// another one stays.
+// TestAddressesComeRound checks the assignment of addresses from a small pool, by
+// restarting one instance while another keeps running.
 func TestAddressesComeRound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, err := New(Config{AddressPool: "127.70.0.0/28", Workers: []WorkerConfig{{Name: "stays"}, {Name: "cycles"}}})
@@ -129,7 +129,7 @@ func TestTerminatedIsForgotten(t *testing.T) {
 	})
 }
 
-// TestReasons checks that the cause of a stop is reported as EC2 does.
+// TestReasons checks that the reasons for stops have EC2's words.
 func TestReasons(t *testing.T) {
 	for _, x := range []struct{ op, by, code string }{
 		{"stop", "user", "Client.UserInitiatedShutdown"},
@@ -209,8 +209,8 @@ func TestThrottle(t *testing.T) {
 	})
 }
 
-// TestSpeed checks that at speed 60 an instance boots 60 times sooner, and that
-// all times on the wire are in the client's time.
+// TestSpeed checks that at speed 60 an instance boots 60 times as fast, and that all
+// times on the wire are in the client's time.
 func TestSpeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, err := New(Config{Speed: 60, Timing: Timing{Jitter: -1}})
@@ -229,7 +229,7 @@ func TestSpeed(t *testing.T) {
 			t.Errorf("after 0.4 s: %s", s)
 		}
 		errtest.None(t, w.SetSpeed(10))
-		time.Sleep(200 * time.Millisecond) // 24 s and 2 s of the world's time: one more second than a boot
+		time.Sleep(200 * time.Millisecond) // 24 s and 2 s of the world's time: one second more than a boot takes
 		s, at := state()
 		if took := at.Sub(from); s != Running || took < 499*time.Millisecond || took > 501*time.Millisecond {
 			t.Errorf("%s after %s, want running after 0.5 s", s, took)
@@ -237,8 +237,8 @@ func TestSpeed(t *testing.T) {
 	})
 }
 
-// TestHibernationNeeds holds launches to what EC2 demands of one that is to
-// hibernate.
+// TestHibernationNeeds checks that a launch with hibernation must meet EC2's
+// requirements.
 func TestHibernationNeeds(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec LaunchSpec

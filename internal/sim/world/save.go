@@ -9,8 +9,8 @@ import (
 	"lull/internal/sim/fault"
 )
 
-// saved is the form of a world in a file. Configuration is not part of it: a
-// world is restored into one that was made from its scenario.
+// saved is the form in which a world is saved. It does not contain the configuration:
+// a world is restored into one made from the same scenario.
 type saved struct {
 	Version int                `json:"version"`
 	Clock   clockState         `json:"clock"`

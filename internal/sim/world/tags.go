@@ -88,7 +88,7 @@ type Attributes struct {
 	Tags           map[string]*string `json:"tags,omitempty"` // null deletes
 }
 
-// Set changes attributes of the instance with an id or scenario name.
+// Set changes attributes of the instance with the ID or scenario name ref.
 func (w *World) Set(ref string, a Attributes) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -53,19 +53,18 @@ const (
 // event is one entry of the telemetry, 24 bytes.
 type event struct {
 	at    int64  // client's time, ms
-	late  uint32 // ms until the answer contains it
-	who   uint32 // index into Host.Users plus 2; 0 none, 1 admin, the rest hashed accounts
+	late  uint32 // ms from the event until answers contain it
+	who   uint32 // index into Host.Users plus 2; 0 is none, 1 is admin; from whoHashed on, a hash of another account's name
 	what  uint8
 	flags uint8
 	lab   int16
 	extra uint32
 }
 
-// whoHashed is the first value of who that is a hash of an account name that no
-// script uses.
+// whoHashed is the first value of who that stands for a hashed account name.
 const whoHashed = 1 << 16
 
-// log appends an event for a user id.
+// log appends an event that the user caused in a lab; lab -1 means none.
 func (h *Host) log(now Moment, what uint8, user string, lab int) {
 	if !h.OptIn {
 		return
@@ -94,10 +93,10 @@ func (h *Host) log(now Moment, what uint8, user string, lab int) {
 	h.events = append(h.events, e)
 }
 
-// KnownActivity returns the client's time of the newest user action in an
-// answer at now. LastActivity also counts actions that no answer contains yet,
-// so it is newer if events are late. Both exclude BaseHistory and actions of
-// the built-in account.
+// KnownActivity returns the client's time of the newest user action in a telemetry
+// answer at now. LastActivity is newer if it is of an action that no answer contains
+// yet, because its event is late. Both exclude BaseHistory and actions of the
+// built-in account.
 func (h *Host) KnownActivity(now Moment) time.Time {
 	var newest int64
 	wire := now.Wire.UnixMilli()
@@ -134,8 +133,8 @@ func (h *Host) whoIs(user string) uint32 {
 // does for every login.
 func (h *Host) Touch(now Moment, user string) { h.log(now, catUserActivity, user, -1) }
 
-// Act injects an event of a category as if the user had caused it, and reports
-// whether the category exists. Unknown users are allowed.
+// Act adds an event as if the user had caused it, and reports whether the category
+// exists. The user may be unknown to the host.
 func (h *Host) Act(now Moment, category, user string) bool {
 	k := slices.Index(Categories, category)
 	if k < 0 {
@@ -157,8 +156,7 @@ func userMade(c uint8) bool {
 	return false
 }
 
-// background adds the events that CML logs by itself up to now: two per
-// interval.
+// background adds the events that CML logs by itself, up to now: two per interval.
 func (w *World) background(now Moment, h *Host) {
 	every := w.cfg.Timing.Background.D()
 	if every <= 0 || h.reach(now) != Ready {
@@ -175,10 +173,10 @@ func (w *World) background(now Moment, h *Host) {
 	}
 }
 
-// BaseHistory is telemetry from before the simulation. It costs no memory:
-// event k is computed from the seed. At 3,136 events its proportions are: 30
-// lab events, 196 node events, 207 system_stats, 207 running_nodes, and the
-// rest automated user_activity and inventory.
+// BaseHistory is the telemetry from before the simulation. It costs no memory: event
+// k is computed from the seed. Of 3,136 events, 30 are about labs, 196 about nodes,
+// 207 are system_stats, 207 running_nodes, and the rest automated user_activity and
+// inventory.
 type BaseHistory struct {
 	Events   int       `json:"events,omitempty"`
 	Seed     uint64    `json:"seed,omitempty"`
@@ -190,7 +188,7 @@ func (b BaseHistory) event(k int) event {
 	span := b.To.Sub(b.From)
 	at := b.From.Add(time.Duration(float64(span) * float64(k) / float64(max(b.Events-1, 1))))
 	r := mix(b.Seed + uint64(k))
-	slot := (k*1009 + int(b.Seed%total)) % total // 1009 and 3136 share no factor: every slot once in 3136
+	slot := (k*1009 + int(b.Seed%total)) % total // 1009 and 3136 are coprime, so each slot occurs once in 3136
 	e := event{at: at.UnixMilli(), lab: -1, extra: uint32(r)}
 	switch {
 	case slot < 30:
@@ -211,7 +209,8 @@ func (b BaseHistory) event(k int) event {
 	return e
 }
 
-// Telemetry is a fixed view of a host's events, to be read without the world's lock.
+// Telemetry is an immutable view of a host's events. It can be read without the
+// world's lock.
 type Telemetry struct {
 	base   BaseHistory
 	events []event
@@ -222,7 +221,7 @@ type Telemetry struct {
 	offset time.Duration
 }
 
-// Telemetry returns the view that an answer at now contains.
+// Telemetry returns the events that an answer at now contains.
 func (h *Host) Telemetry(now Moment) *Telemetry {
 	t := &Telemetry{base: h.History, events: h.events, others: h.others, now: now.Wire.UnixMilli(), offset: h.Offset}
 	for _, u := range h.Users {
@@ -237,8 +236,8 @@ func (h *Host) Telemetry(now Moment) *Telemetry {
 // Count returns the number of events, without duplicates.
 func (t *Telemetry) Count() int { return t.base.Events + len(t.events) }
 
-// Each appends every event, one at a time, to buf as a JSON value and passes it
-// to emit, until emit fails.
+// Each appends each event as JSON to buf and passes buf to emit. It returns the first
+// error of emit.
 func (t *Telemetry) Each(buf []byte, emit func([]byte) error) error {
 	out := func(e event) error {
 		buf = t.render(buf[:0], e)

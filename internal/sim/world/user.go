@@ -12,11 +12,11 @@ type UserScript struct {
 	Name   string   `yaml:"name" json:"name"`
 	Days   string   `yaml:"days" json:"days"`     // mon-fri (default), daily, weekend, or a list such as "mon,wed"
 	From   string   `yaml:"from" json:"from"`     // arrival, HH:MM of the world's calendar; default 09:00
-	To     string   `yaml:"to" json:"to"`         // departure; default 17:00; not after From means the next day
-	Spread Duration `yaml:"spread" json:"spread"` // deviation in either direction for both; default 30m
+	To     string   `yaml:"to" json:"to"`         // departure; if not after From, the next day; default 17:00
+	Spread Duration `yaml:"spread" json:"spread"` // random deviation of both times, in either direction; default 30m
 	Every  Duration `yaml:"every" json:"every"`   // mean time between actions; default 6m
-	Chance float64  `yaml:"chance" json:"chance"` // probability of coming at all on such a day; 0 means 0.9
-	Break  Duration `yaml:"break" json:"break"`   // longest pause in the middle of the work; default 1h
+	Chance float64  `yaml:"chance" json:"chance"` // probability of coming on such a day; 0 means 0.9
+	Break  Duration `yaml:"break" json:"break"`   // longest break in the middle of the work; default 1h
 	Stops  float64  `yaml:"stops" json:"stops"`   // probability of stopping the labs when leaving; default 0
 	Starts bool     `yaml:"starts" json:"starts"` // starts the machine in the console if it is down
 }
@@ -118,8 +118,8 @@ func newUser(now Moment, s UserScript, d *dice) *User {
 	return u
 }
 
-// plan sets the next arrival after t. At the start of a simulation a user whose
-// working time has already begun has not arrived yet.
+// plan sets the user's next arrival after t. first means the start of the simulation:
+// a user whose working hours have begun then arrives soon after t.
 func (u *User) plan(t time.Time, first bool) {
 	d := dice(u.Dice)
 	defer func() { u.Dice = uint64(d) }()
@@ -159,7 +159,7 @@ func (h *Host) nextUser() time.Time {
 	return next
 }
 
-// stepUser performs the next action of the user who is first in time.
+// stepUser performs the next action of the user whose turn is earliest.
 func (w *World) stepUser(at Moment, i *Instance) {
 	h := i.Host
 	u := h.Users[0]
@@ -186,9 +186,8 @@ func (w *World) stepUser(at Moment, i *Instance) {
 	u.Dice = uint64(d)
 }
 
-// absent is the behavior of a user who finds no CML: wait for a boot in
-// progress, start the machine, or check again later. It returns the time until
-// the next check.
+// absent is what a user does who finds CML down: wait for a boot in progress, start
+// the machine, or check again later. It returns the time until the next check.
 func (w *World) absent(at Moment, i *Instance, u *User, d *dice) time.Duration {
 	if u.Present && u.Acted && (i.State == Stopping || i.State == Stopped) {
 		i.Host.Interruptions++
@@ -216,7 +215,7 @@ func (w *World) leave(at Moment, h *Host, u *User, d *dice) {
 	u.plan(at.World, false)
 }
 
-// act performs one user action in CML.
+// act performs one action of a user in CML.
 func (h *Host) act(at Moment, u *User, d *dice) {
 	h.LastActivity = at.Wire
 	u.Acted = true
@@ -251,8 +250,8 @@ func (h *Host) act(at Moment, u *User, d *dice) {
 	}
 }
 
-// pace returns the time until the next action: mostly short, once a day the
-// break.
+// pace returns the time until the user's next action: usually a short one, once a day
+// a break.
 func (h *Host) pace(at Moment, u *User, d *dice) time.Duration {
 	if !u.Broke && u.Leaves.Sub(at.World) < 4*time.Hour && d.unit() < 0.5 {
 		u.Broke = true

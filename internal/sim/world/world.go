@@ -36,12 +36,12 @@ type regionKey struct{ account, region string }
 
 type tokenKey struct{ account, region, token string }
 
-// launched is the launch identified by a ClientToken.
+// launched is a launch that a ClientToken identifies.
 type launched struct {
-	print       string // the launch's parameters
+	print       string // fingerprint of the launch's parameters
 	reservation string
 	ids         []string
-	until       time.Time // client's time at which the token is forgotten; zero while an instance lives
+	until       time.Time // client's time at which the token expires; zero while an instance lives
 }
 
 // Region is one region of one account.
@@ -51,13 +51,13 @@ type Region struct {
 	Subnets       []Subnet
 	Groups        []string
 	Images        []Image
-	Capacity      map[string]int // maximum number of running instances of a type; absent means no limit
+	Capacity      map[string]int // maximum number of running instances, by type; absent means no limit
 
 	list []*Instance // by Seq
 	dead int         // purged entries still in list
 }
 
-// New creates the world that a configuration describes.
+// New returns the world that a configuration describes.
 func New(cfg Config) (*World, error) {
 	cfg.fill()
 	if err := cfg.Validate(); err != nil {
@@ -118,7 +118,7 @@ type Query struct {
 	After           uint64                          // continue after this Seq
 	Limit           int                             // maximum number of instances to visit; 0 means all
 	Match           func(*Instance, time.Time) bool // nil matches all; the time is the client's
-	Enough          func() bool                     // called before each instance; true ends the visit as Limit does
+	Enough          func() bool                     // called before each instance; returning true ends the visit, as Limit does
 }
 
 // Instances visits the instances that a query selects, in order of launch. It
@@ -161,7 +161,7 @@ func (w *World) Instances(q Query, visit func(*Instance, Moment)) (more uint64, 
 	return 0, nil
 }
 
-// pick returns instances by id in one region, advanced to now, without
+// pick returns the instances with ids in one region, advanced to now, without
 // duplicates.
 func (w *World) pick(now Moment, account, region string, ids []string) ([]*Instance, error) {
 	out := make([]*Instance, 0, len(ids))
@@ -220,8 +220,8 @@ func validID(id string) bool {
 	return true
 }
 
-// Find visits the instance with an EC2 id or a scenario name, in whatever
-// region it is, and reports whether there is one.
+// Find visits the instance with the EC2 ID or scenario name ref, in any region. It
+// reports whether there is one.
 func (w *World) Find(ref string, visit func(*Instance, Moment)) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -281,8 +281,7 @@ func compare(a, b string) int {
 	return 0
 }
 
-// SetSpeed changes the speed of the world; everything due until now happens
-// first.
+// SetSpeed changes the speed of the world. It first advances everything to now.
 func (w *World) SetSpeed(speed float64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -309,8 +308,8 @@ func (w *World) purge(now Moment, r *Region, i *Instance) {
 	r.dead++
 }
 
-// forgetToken schedules a ClientToken to expire 24 h after its last instance,
-// as in EC2.
+// forgetToken makes a ClientToken expire 24 h after its last instance is gone, as in
+// EC2.
 func (w *World) forgetToken(now Moment, i *Instance) {
 	key := tokenKey{i.Account, i.Region, i.ClientToken}
 	l, ok := w.tokens[key]
@@ -324,7 +323,7 @@ func (w *World) forgetToken(now Moment, i *Instance) {
 	}
 }
 
-// compact drops purged entries once they are half of the list.
+// compact removes purged entries from the list once they make up half of it.
 func (r *Region) compact() {
 	if r.dead*2 <= len(r.list) || r.dead == 0 {
 		return

@@ -27,7 +27,7 @@ func launchSpec(token string) LaunchSpec {
 	return LaunchSpec{Account: account, Region: region, Image: cml, Type: "m5.large", Min: 1, Max: 1, Token: token, Hibernation: true, VolumeGB: 80, VolumeDevice: RootDevice, EncryptedVolume: true}
 }
 
-// op is one thing that happens to a world.
+// op is one random operation on a world.
 type op struct {
 	Kind  int
 	Which int
@@ -52,9 +52,9 @@ func drawOps(t *rapid.T) []op {
 	}), 1, 120).Draw(t, "ops")
 }
 
-// TestWorldStaysLegal sends random requests at random times. No instance makes
-// an illegal change of state, no client token creates two launches, and an
-// address belongs to one instance.
+// TestWorldStaysLegal sends random requests at random times. It checks that no
+// instance makes an illegal change of state, that no client token creates two
+// launches, and that an address belongs to one instance.
 func TestWorldStaysLegal(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var ops []op
@@ -96,7 +96,7 @@ func runOps(ops []op) error {
 			if len(ids) > 0 {
 				one = append(one, ids[(o.Which+1)%len(ids)])
 			}
-			_, _ = w.Start(account, region, one, "api", free) // refusals are legal; what must hold is checked below
+			_, _ = w.Start(account, region, one, "api", free) // refusals are allowed; the invariants are checked below
 		case "stop", "hibernate":
 			_, _ = w.Stop(account, region, one, StopOptions{Hibernate: opNames[o.Kind] == "hibernate"}, "api", free)
 		case "terminate":
@@ -201,7 +201,7 @@ func TestSavedWorldGoesOn(t *testing.T) {
 	})
 }
 
-// picture is the client-visible state of a world.
+// picture returns everything about a world that a client can see.
 func picture(w *World) []string {
 	var out []string
 	w.All(func(i *Instance, now Moment) {
@@ -214,9 +214,9 @@ func picture(w *World) []string {
 	return out
 }
 
-// TestWeekOfUsers lets users work for a week and checks only at the end of each
-// hour. They come only on their days and hours, everything they do is in the
-// telemetry, and the same seed gives the same week.
+// TestWeekOfUsers checks that scripted users, read once an hour for a week, come only
+// on their days and hours, that everything they do is in the telemetry, and that the
+// same seed gives the same week.
 func TestWeekOfUsers(t *testing.T) {
 	week := func(step time.Duration) (stamps []time.Time, all []string) {
 		synctest.Test(t, func(t *testing.T) {
@@ -283,7 +283,8 @@ func TestUserFindsMachineGone(t *testing.T) {
 	})
 }
 
-// TestProportions checks the mix of a history of 3,136 events.
+// TestProportions checks the proportions of the categories in a history of 3,136
+// events.
 func TestProportions(t *testing.T) {
 	b := BaseHistory{Events: 3136, Seed: 99, From: time.Unix(0, 0), To: time.Unix(1e6, 0)}
 	count := map[string]int{}
