@@ -1,6 +1,5 @@
-// Package agentcmd is the agent as a command: its verbs, its settings, and the
-// wiring of the process. lull has it as lull agent, and lull-agent has nothing
-// else.
+// Package agentcmd is the agent as a command: its verbs, its settings, and the wiring
+// of its process. In lull it is the verb lull agent; lull-agent consists of it alone.
 package agentcmd
 
 import (
@@ -18,14 +17,14 @@ import (
 // linker.
 type Build struct{ Version, Date string }
 
-// verbs are the verbs of this package for one run of the command line.
+// verbs holds what the verbs of this package use.
 type verbs struct {
 	*client.Session
 	Build
 }
 
-// Commands returns the verbs of lull agent. program is the name of the program
-// that has them, under which install installs it.
+// Commands returns the verbs of lull agent. program is the name of the running
+// program, under which install installs it.
 func Commands(s *client.Session, b Build, program string) []*cobra.Command {
 	v := verbs{s, b}
 	return slices.Concat([]*cobra.Command{v.run(), v.doctor(), admin.AgentHalt(s)}, agent.Commands(s), setup.Commands(s, program))

@@ -17,9 +17,10 @@ import (
 	"lull/internal/platform/imds"
 )
 
-// firmware reports whether the hypervisor's names are EC2's; known is false where
-// there are none to read. It works before the network does, so that a metadata
-// service that does not answer is not taken for a machine without a cloud.
+// firmware reports whether the firmware or hypervisor names EC2 as vendor. known is
+// false if no names can be read. It works before the network is up, so that an
+// instance whose metadata service does not answer yet is not taken for a machine
+// without a cloud.
 func firmware(root string) (isEC2, known bool) {
 	for _, f := range []string{"sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/board_vendor"} {
 		if b, err := os.ReadFile(root + f); err == nil {
@@ -36,8 +37,9 @@ func firmware(root string) (isEC2, known bool) {
 	return false, known
 }
 
-// ec2Edge is the instance this process runs on. Its identity is read on first
-// use, and again until the metadata service answers.
+// ec2Edge is the connection to EC2 of the instance that this process runs on. The
+// instance's identity is read on first use, and retried until the metadata service
+// answers.
 type ec2Edge struct {
 	cfg  Settings
 	imds *imds.Client
@@ -77,7 +79,7 @@ func (e *ec2Edge) identity(ctx context.Context) (imds.Identity, error) {
 	return i, nil
 }
 
-// instance is the edge to EC2, for this instance alone.
+// instance returns the agent's access to EC2, for this instance only.
 func (e *ec2Edge) instance(ctx context.Context) (agent.EC2, error) {
 	i, err := e.identity(ctx)
 	if err != nil {
@@ -90,7 +92,7 @@ func (e *ec2Edge) instance(ctx context.Context) (agent.EC2, error) {
 		if err != nil {
 			return agent.EC2{}, err
 		}
-		// Three attempts fit into the agent's limits of 10 s.
+		// Three attempts fit into the agent's time limits of 10 s.
 		e.api = ec2.New(cfg, e.cfg.EC2Endpoint, ec2.Limits{Attempts: 3, MaxBackoff: 2 * time.Second})
 	}
 	return agent.EC2{Client: e.api, ID: i.InstanceID}, nil
@@ -132,8 +134,8 @@ func (e *ec2Edge) Terminate(ctx context.Context) error {
 	return i.Terminate(ctx)
 }
 
-// describedTags are the instance's tags by DescribeTags, where the metadata
-// service does not show them.
+// describedTags reads the instance's tags with DescribeTags, for instances whose
+// metadata service does not show them.
 type describedTags struct{ *ec2Edge }
 
 // Tags implements agent.TagSource.
@@ -145,9 +147,9 @@ func (d describedTags) Tags(ctx context.Context) (map[string]string, error) {
 	return i.Tags(ctx)
 }
 
-// findCloud reports whether this machine is an EC2 instance; nil means that it
-// is not. With an error, the edge retries on each use. root is the directory in
-// which the firmware's names are read.
+// findCloud returns the ec2Edge of this machine; nil if this is not an EC2 instance.
+// If it returns an error too, each use of the edge retries. root is the directory
+// below which the firmware's names are read.
 func findCloud(ctx context.Context, cfg Settings, m *agent.Meter, root string) (*ec2Edge, error) {
 	if cfg.Cloud == cloudNone {
 		return nil, nil
@@ -163,8 +165,8 @@ func findCloud(ctx context.Context, cfg Settings, m *agent.Meter, root string) (
 	case known:
 		return nil, nil
 	}
-	// The firmware names no vendor. The metadata service may start after the
-	// agent, and taking an instance for a machine without a cloud would power it
+	// The firmware names no vendor. The metadata service may start after the agent,
+	// and an instance that is taken for a machine without a cloud would be powered
 	// off.
 	return e, fmt.Errorf("cannot determine whether this is an EC2 instance (outside a cloud, set --cloud none): %w", err)
 }

@@ -14,9 +14,9 @@ import (
 	"lull/internal/platform/imds"
 )
 
-// TestFindCloud checks how the agent interprets a metadata service that does
-// not answer: there is no cloud only if the firmware names another vendor or
-// the operator says so.
+// TestFindCloud checks what the agent concludes if the metadata service does not
+// answer: there is no cloud only if the firmware names another vendor or the operator
+// says so.
 func TestFindCloud(t *testing.T) {
 	for _, c := range []struct {
 		name, vendor, cloud string
@@ -35,7 +35,7 @@ func TestFindCloud(t *testing.T) {
 			errtest.None(t, errors.Join(os.MkdirAll(filepath.Dir(f), 0o755), os.WriteFile(f, []byte(c.vendor+"\n"), 0o644)))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		cancel() // reaches no metadata service, also on an instance
+		cancel() // so that even an EC2 instance reaches no metadata service
 		e, err := findCloud(ctx, Settings{Cloud: c.cloud}, &agent.Meter{}, root)
 		if (e == nil) != c.none || (err == nil) != c.none {
 			t.Errorf("%s: none %v, error %v", c.name, e == nil, err)
@@ -46,7 +46,7 @@ func TestFindCloud(t *testing.T) {
 	}
 }
 
-// TestFirmware checks that the vendor is read from the firmware's names.
+// TestFirmware checks that EC2 is recognized by the names in the firmware.
 func TestFirmware(t *testing.T) {
 	for _, c := range []struct {
 		file, text   string

@@ -19,8 +19,8 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// Settings is everything that can be set about the process lull agent run.
-// What it decides by is the policy: tags and the local file.
+// Settings are the settings of the process lull agent run. The rules by which it
+// decides are the policy, in tags and the local file.
 type Settings struct {
 	Config        string
 	State         string
@@ -71,8 +71,8 @@ func defaultAgentConfig() Settings {
 		ShortestReach: 10 * time.Second}
 }
 
-// resolveAgent reads every source. Every fault is reported, each naming the
-// variable or flag.
+// resolveAgent reads the settings from all sources. The error joins every fault, each
+// with its variable or flag.
 func resolveAgent(getenv func(string) string, flags *pflag.FlagSet) (Settings, []options.Setting, error) {
 	cfg := defaultAgentConfig()
 	out, err := options.Read(&cfg, agentOptions, options.File{}, getenv, flags)
@@ -99,12 +99,13 @@ func resolveAgent(getenv func(string) string, flags *pflag.FlagSet) (Settings, [
 	return cfg, out, errors.Join(errs...)
 }
 
-// bindAgentFlags declares the flags; their values are read by resolveAgent.
+// bindAgentFlags defines the flags. resolveAgent reads their values.
 func bindAgentFlags(f *pflag.FlagSet) {
 	options.Bind(f, defaultAgentConfig(), agentOptions)
 }
 
-// Config returns the verb that shows the settings of an agent. use is its name.
+// Config returns the verb that shows the settings of an agent. use is the verb's
+// name.
 func Config(s *client.Session, use string) *cobra.Command {
 	cmd := options.Command(&s.Term, use, "Show the settings of lull agent run", func(flags *pflag.FlagSet) ([]options.Setting, error) {
 		_, l, err := resolveAgent(s.Getenv, flags)
@@ -114,8 +115,8 @@ func Config(s *client.Session, use string) *cobra.Command {
 	return cmd
 }
 
-// SettingsPage is the generated reference of the agent's settings: the
-// process's own, and the policy's as tags and as lines of the local file.
+// SettingsPage returns the generated reference of the agent's settings: those of the
+// process, and those of the policy as tags and as lines of the local file.
 func SettingsPage() string {
 	var b strings.Builder
 	b.WriteString("# Settings of lull agent\n\nGenerated from cmd/agentcmd/config.go and internal/protocol/tags.\n\n" +

@@ -147,7 +147,8 @@ func (d *agentCheck) cloud(ctx context.Context) {
 	d.hibernation(ctx, inst)
 }
 
-// instanceTags reads the tags by both roads; either is enough.
+// instanceTags reads the tags from the metadata service and with DescribeTags. One of
+// them is enough.
 func (d *agentCheck) instanceTags(ctx context.Context, e *ec2Edge) {
 	direct, err1 := e.imds.Tags(ctx)
 	if err1 == nil {
@@ -175,7 +176,7 @@ func (d *agentCheck) instanceTags(ctx context.Context, e *ec2Edge) {
 	}
 }
 
-// mayStop asks EC2 with a dry run whether it would allow to stop this instance.
+// mayStop asks EC2 with a dry run whether stopping this instance is permitted.
 func (d *agentCheck) mayStop(ctx context.Context, i agent.EC2) {
 	err := i.Client.DryRun(ctx, "StopInstances", i.ID)
 	switch {

@@ -14,9 +14,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestAgentEnroll checks that an enrolled agent finds its server and its token
-// at the default places, also after another enrollment, and that a faulty
-// enrollment writes nothing.
+// TestAgentEnroll checks that an enrolled agent finds its server and its token at the
+// default paths, even after a second enrollment, and that a faulty enrollment writes
+// nothing.
 func TestAgentEnroll(t *testing.T) {
 	root := t.TempDir()
 	settings := filepath.Join(root, "etc/default/lull-agent")

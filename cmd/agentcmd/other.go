@@ -9,7 +9,7 @@ import (
 	"lull/internal/cli/term"
 )
 
-// Config is a placeholder for the verb that shows the settings of an agent.
+// Config returns a placeholder for the verb that shows the settings of an agent.
 func Config(_ *client.Session, use string) *cobra.Command {
 	return term.OnlyLinux(use, "Show the settings of lull agent run")
 }

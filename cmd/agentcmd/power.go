@@ -13,7 +13,8 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// localPower acts on a machine that no cloud runs, by commands of the operator.
+// localPower powers off or hibernates a machine without a cloud, with commands that
+// the operator configures.
 type localPower struct{ off, hibernate string }
 
 var _ agent.Power = localPower{}
@@ -21,8 +22,8 @@ var _ agent.Power = localPower{}
 // PowerOff implements agent.Power.
 func (p localPower) PowerOff(ctx context.Context) error { return shell(ctx, "power off", p.off) }
 
-// Hibernate implements agent.Power. The command returns when the machine has
-// been resumed, or immediately if it cannot hibernate.
+// Hibernate implements agent.Power. The command returns after the machine has been
+// resumed, or at once if it cannot hibernate.
 func (p localPower) Hibernate(ctx context.Context) error { return shell(ctx, "hibernate", p.hibernate) }
 
 func shell(ctx context.Context, what, command string) error {

@@ -75,7 +75,7 @@ func (c verbs) runAgent(ctx context.Context, cfg Settings) error {
 	for _, d := range damage {
 		log.Warn("history was corrupt and has been truncated", "damage", d)
 	}
-	// As small and as rarely written as the history.
+	// Limited in size and rarely written, like the history.
 	kept, err := journal.OpenLogged(filepath.Join(cfg.State, "evidence"), journal.Options{MaxBytes: 64 << 20, SyncEvery: 15 * time.Minute, Log: log})
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func (c verbs) runAgent(ctx context.Context, cfg Settings) error {
 	}))
 }
 
-// lockState makes sure that one agent at a time keeps its state there.
+// lockState locks the state directory, so that only one agent uses it at a time.
 func lockState(dir string) (unlock func(), err error) {
 	f, err := lockfile.Take(filepath.Join(dir, "lock"))
 	if held := (*lockfile.HeldError)(nil); errors.As(err, &held) {
@@ -128,8 +128,8 @@ func lockState(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// addCloud adds the cloud the machine runs in, or what powers it off where it
-// runs in none.
+// addCloud adds the cloud that the machine runs in to o. Without a cloud, it adds
+// what powers the machine off.
 func addCloud(ctx context.Context, cfg Settings, m *agent.Meter, o *agent.Options) {
 	e, err := findCloud(ctx, cfg, m, "/")
 	if err != nil {
@@ -141,7 +141,7 @@ func addCloud(ctx context.Context, cfg Settings, m *agent.Meter, o *agent.Option
 		return
 	}
 	if err == nil {
-		i, _ := e.identity(ctx) // known by now
+		i, _ := e.identity(ctx) // the identity was read before
 		o.InstanceID, o.Region = i.InstanceID, i.Region
 		o.Log.Info("running on EC2", "instance_id", i.InstanceID, "region", i.Region, "type", i.Type)
 	}
@@ -153,8 +153,8 @@ func addCloud(ctx context.Context, cfg Settings, m *agent.Meter, o *agent.Option
 	o.Tags = []agent.TagSource{e.imds, describedTags{e}}
 }
 
-// agentConsoles returns the terminals, besides pseudo terminals, that users can
-// log in on.
+// agentConsoles returns the terminals other than pseudo terminals on which users can
+// log in.
 func agentConsoles() []string {
 	var out []string
 	for _, p := range []string{"/dev/tty1", "/dev/ttyS0"} {
@@ -174,7 +174,7 @@ func hostName() string {
 	return n
 }
 
-// reloadOnHangup reads the policy again on SIGHUP, and logs what changed.
+// reloadOnHangup reloads the policy on SIGHUP, and logs what has changed.
 func reloadOnHangup(ctx context.Context, a *agent.Agent, log *slog.Logger) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)

@@ -14,7 +14,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// addServer adds the server that the agent reports to, if there is one.
+// addServer adds the server that the agent reports to to o, if one is configured.
 func addServer(cfg Settings, m *agent.Meter, o *agent.Options) error {
 	if cfg.Server == "" {
 		return nil
@@ -24,8 +24,8 @@ func addServer(cfg Settings, m *agent.Meter, o *agent.Options) error {
 		return err
 	}
 	if o.Cloud == nil && strings.HasPrefix(cfg.Machine, "i-") {
-		// An instance whose agent is kept from the cloud is still that instance:
-		// the server finds its worker by id and region.
+		// An instance whose agent has no access to the cloud is still known to the
+		// server by its ID and region.
 		o.InstanceID, o.Region = cfg.Machine, cfg.Region
 	}
 	r := reporter{cfg: cfg, http: hc}
@@ -37,11 +37,11 @@ func addServer(cfg Settings, m *agent.Meter, o *agent.Options) error {
 	return nil
 }
 
-// reporter reports over HTTP.
+// reporter is an agent.Reporter over HTTP.
 type reporter struct {
 	cfg   Settings
 	http  *http.Client
-	cloud *ec2Edge // nil in no cloud
+	cloud *ec2Edge // nil without a cloud
 }
 
 var (
@@ -78,8 +78,8 @@ func (r reporter) AwaitHalt(ctx context.Context, t control.HaltTurn) (a control.
 	return cl.AwaitAgentHalt(ctx, machine, t)
 }
 
-// identity returns the name under which this machine reports, and its instance
-// id and region where it is in a cloud.
+// identity returns the name under which this machine reports. In a cloud it also
+// returns the instance's ID and region.
 func (r reporter) identity(ctx context.Context) (machine, id, region string, err error) {
 	if r.cloud == nil {
 		return cmp.Or(r.cfg.Machine, hostName()), "", "", nil

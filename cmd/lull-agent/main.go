@@ -1,5 +1,5 @@
-// Lull-agent is lull agent alone, for machines that run nothing else of lull. It
-// has none of the server, the store and the runtimes.
+// Lull-agent is lull agent alone, for machines that use nothing else of lull. It
+// contains neither the server, nor the store, nor the runtimes.
 package main
 
 import (
@@ -24,7 +24,7 @@ func main() {
 	c := &client.Session{Term: term.Term{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv}}
 	args := os.Args[1:]
 	if len(args) > 0 && args[0] == "agent" {
-		args = args[1:] // lull agent status, where lull is a link to this program
+		args = args[1:] // for lull agent status, where lull is a link to this program
 	}
 	code := c.Execute(ctx, root(c), args)
 	stop()

@@ -38,7 +38,8 @@ func main() {
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "lull-harness:", err)
 	}
-	// Process 1 must not return: the host sees the machine go off.
+	// Process 1 must not return. The machine is powered off instead, which the host
+	// notices.
 	unix.Sync()
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
 		fmt.Fprintln(os.Stderr, "lull-harness: cannot power off:", err)

@@ -10,14 +10,15 @@ import (
 	"lull/internal/cli/term"
 )
 
-// lullWith runs the command line with the given environment.
+// lullWith runs lull with the given environment and arguments.
 func lullWith(env map[string]string, arg ...string) (out, errs string, code int) {
 	var o, e bytes.Buffer
 	code = run(context.Background(), arg, strings.NewReader(""), &o, &e, func(k string) string { return env[k] })
 	return o.String(), e.String(), code
 }
 
-// TestAgentSettings holds precedence and faults of the process's settings.
+// TestAgentSettings checks the precedence and the faults of the agent process's
+// settings.
 func TestAgentSettings(t *testing.T) {
 	env := map[string]string{"LULL_AGENT_PREFIX": "prism:", "LULL_AGENT_STATE": "/env/state"}
 	out, errs, code := lullWith(env, "config", "agent", "--state", "/flag/state")
@@ -35,7 +36,7 @@ func TestAgentSettings(t *testing.T) {
 	}
 }
 
-// TestAgentAway holds what is said when no agent runs.
+// TestAgentAway checks the messages of verbs when no agent is running.
 func TestAgentAway(t *testing.T) {
 	env := map[string]string{"LULL_AGENT_SOCKET": filepath.Join(t.TempDir(), "none.sock")}
 	for _, verb := range []string{"status", "why", "reload", "history", "complete", "halt"} {
@@ -45,7 +46,7 @@ func TestAgentAway(t *testing.T) {
 	}
 }
 
-// TestAgentIAMFlags refuses names that would not survive a shell.
+// TestAgentIAMFlags checks that names that a shell would interpret are rejected.
 func TestAgentIAMFlags(t *testing.T) {
 	for _, bad := range [][]string{{"--name", "x; rm -rf /"}, {"--name", ""}, {"--partition", "mars"}, {"--prefix", "lull"}} {
 		if _, errs, code := lullWith(nil, append([]string{"agent", "iam"}, bad...)...); code != term.ExitUsage {

@@ -22,7 +22,7 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// installable returns a folder with the programs of a release.
+// installable returns a directory with the programs of a release.
 func installable(t *testing.T) string {
 	t.Helper()
 	bin := t.TempDir()
@@ -63,7 +63,7 @@ func contents(t *testing.T, path string) string {
 	return string(b)
 }
 
-// linksHold follows the links between the documents below dir.
+// linksHold checks that the links between the documents below dir have targets.
 func linksHold(t *testing.T, dir string) {
 	t.Helper()
 	n := 0
@@ -84,8 +84,8 @@ func linksHold(t *testing.T, dir string) {
 	}
 }
 
-// TestDebianPackage builds the package, has dpkg install it into an empty
-// system, upgrade it, remove it and purge it.
+// TestDebianPackage builds the package and checks what dpkg does with it in an empty
+// system: install, upgrade, remove and purge.
 func TestDebianPackage(t *testing.T) {
 	need(t, "dpkg-deb")
 	if os.Geteuid() != 0 {
@@ -145,7 +145,7 @@ func TestDebianPackage(t *testing.T) {
 		t.Errorf("dpkg --verify: %s", out)
 	}
 
-	// A policy written by a user survives an upgrade and a removal.
+	// A policy file written by a user survives an upgrade and a removal.
 	mine := "idle-timeout: 3h\n"
 	errtest.None(t, os.WriteFile(in("etc/lull/agent.yaml"), []byte(mine), 0o644))
 	dpkg("--install", deb)
@@ -166,8 +166,9 @@ func TestDebianPackage(t *testing.T) {
 	firstBoot(t, slim, root)
 }
 
-// slimPackage has dpkg replace package lull by lull-agent and back: the policy
-// file stays, and each has only its own programs and units.
+// slimPackage replaces the package lull by lull-agent with dpkg, and back. It checks
+// that the policy file stays, and that each package has only its own programs and
+// units.
 func slimPackage(t *testing.T, root string, dpkg func(...string), deb, slim string) {
 	t.Helper()
 	in := func(p string) string { return filepath.Join(root, p) }
@@ -193,7 +194,7 @@ func slimPackage(t *testing.T, root string, dpkg func(...string), deb, slim stri
 			t.Errorf("%s: the policy file is now %q", filepath.Base(pkg), got)
 		}
 	}
-	dpkg("--purge", "lull") // its remains
+	dpkg("--purge", "lull") // purge what is left of it
 	if !has("var/lib/lull/agent") || !has("etc/lull/agent.yaml") {
 		t.Error("purging the replaced package takes state or policy away")
 	}
@@ -203,9 +204,9 @@ func slimPackage(t *testing.T, root string, dpkg func(...string), deb, slim stri
 	}
 }
 
-// firstBoot runs the user data and cloud-init's commands as an instance's first
-// boot would, with the package from a server and dpkg turned to the scratch
-// system: a package with another sum is not installed.
+// firstBoot runs the user data and cloud-init's commands as the first boot of an
+// instance would. The package comes from a server, and dpkg installs into the scratch
+// system. It checks that a package with a wrong checksum is not installed.
 func firstBoot(t *testing.T, deb, root string) {
 	content := []byte(contents(t, deb))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(content) }))
@@ -229,7 +230,7 @@ func firstBoot(t *testing.T, deb, root string) {
 		var said strings.Builder
 		var failed error
 		for _, arg := range commands(sum) {
-			cmd := exec.Command("env", arg...) // which looks in the PATH below
+			cmd := exec.Command("env", arg...) // env, because it searches the PATH set below
 			cmd.Env = append(os.Environ(), "PATH="+stubs+":"+os.Getenv("PATH"), "LULL_DEB_URL="+srv.URL, "LULL_DEB_SHA256="+sum)
 			out, err := cmd.CombinedOutput()
 			said.Write(out)
@@ -276,8 +277,8 @@ func firstBoot(t *testing.T, deb, root string) {
 	}
 }
 
-// TestInstall has lull and lull-agent install the agent in a scratch system and
-// take it away again.
+// TestInstall checks that lull and lull-agent install the agent in a scratch system
+// and uninstall it completely.
 func TestInstall(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("lull agent install needs root")

@@ -12,7 +12,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// need finds a program, or skips where it is not installed and this is not CI.
+// need returns the path of a program. If the program is missing, it skips the test,
+// or fails it in CI.
 func need(t *testing.T, program string) string {
 	t.Helper()
 	p, err := exec.LookPath(program)
@@ -25,8 +26,8 @@ func need(t *testing.T, program string) string {
 	return p
 }
 
-// TestUnits has systemd itself read the units, and holds how exposed they are:
-// a change that opens a unit up has to change its row here.
+// TestUnits checks the units with systemd-analyze. The table has how exposed each
+// unit is, so that a change that opens a unit up must change its row.
 func TestUnits(t *testing.T) {
 	analyze := need(t, "systemd-analyze")
 	for _, c := range []struct {
@@ -38,7 +39,7 @@ func TestUnits(t *testing.T) {
 			_, rest, _ := strings.Cut(contents(t, filepath.Join("..", "..", "etc", c.with)), "[Service]\n")
 			text = strings.Replace(text, "[Service]\n", "[Service]\n"+rest, 1)
 		}
-		// verify requires that the program exists
+		// systemd-analyze verify requires that the program exists
 		copied := filepath.Join(t.TempDir(), c.unit)
 		errtest.None(t, os.WriteFile(copied, []byte(strings.NewReplacer("/usr/bin/lull-agent", "/bin/true", "/usr/bin/lull", "/bin/true").Replace(text)), 0o644))
 		out, err := exec.Command(analyze, "verify", copied).CombinedOutput()
@@ -63,7 +64,8 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// TestHostUnitKeepsInstances holds what lets instances outlive the daemon.
+// TestHostUnitKeepsInstances checks the settings of the host's unit that let
+// instances outlive the daemon.
 func TestHostUnitKeepsInstances(t *testing.T) {
 	b, err := os.ReadFile("../../etc/lull-host.service")
 	errtest.None(t, err)

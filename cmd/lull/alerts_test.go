@@ -10,23 +10,23 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// rule is an alert of etc/prometheus-rules.yaml.
+// rule is one alert in etc/prometheus-rules.yaml.
 type rule struct {
 	Alert, Expr, For    string
 	Labels, Annotations map[string]string
 }
 
-// firing defines when an alert fires: series in promtool's notation, one sample
-// per minute, when it fires at the latest, and when it does not fire yet or
-// anymore.
+// firing is a case in which an alert must fire. series are in promtool's notation,
+// one sample per minute. The alert fires by at, and does not fire at the times in
+// not.
 type firing struct {
 	series map[string]string
 	at     string
 	not    []string
-	labels map[string]string // further labels of the alert, without its severity
+	labels map[string]string // labels of the alert, except for the severity
 }
 
-// ofServer and ofChannel are the labels that Prometheus and lull give.
+// Labels that Prometheus and lull add to a series.
 var (
 	ofServer  = map[string]string{"instance": "a", "job": "lull"}
 	ofChannel = map[string]string{"instance": "a", "job": "lull", "channel": "ops"}
@@ -34,7 +34,7 @@ var (
 	ofRuntime = map[string]string{"instance": "a", "runtime": "microvm"}
 )
 
-// grew is the counter name growing once, half an hour on.
+// grew returns the case of a counter that grows once, after half an hour.
 func grew(name string, labels map[string]string) firing {
 	return firing{series: map[string]string{seriesOf(name, labels): "0x30 1x120"}, at: "35m", not: []string{"29m", "100m"}, labels: labels}
 }
@@ -54,7 +54,7 @@ func with(m map[string]string, k, v string) map[string]string {
 	return out
 }
 
-// firings lists the values at which each alert must fire.
+// firings has the cases in which each alert must fire.
 var firings = map[string][]firing{
 	"LullServerDown": {{series: map[string]string{seriesOf("up", ofServer): "1x10 0x20"}, at: "14m", not: []string{"10m"}, labels: ofServer}},
 	"LullHaltedLong": {{series: map[string]string{seriesOf("lull_halted", ofServer): "1x1500"}, at: "1441m", not: []string{"23h"}}},
@@ -89,8 +89,8 @@ var firings = map[string][]firing{
 	"LullHostHaltedLong": {{series: map[string]string{seriesOf("lull_host_halted", ofServer): "1x1500"}, at: "1441m", not: []string{"23h"}, labels: ofServer}},
 }
 
-// quietNight is a fleet at night that is well: everything stands still, and each
-// hour a digest goes out.
+// quietNight has the metrics of a healthy fleet at night: nothing changes, except
+// that a digest is sent each hour.
 var quietNight = map[string]string{
 	seriesOf("up", ofServer):                                                                          "1x600",
 	seriesOf("lull_halted", ofServer):                                                                 "0x600",
@@ -115,15 +115,15 @@ var quietNight = map[string]string{
 	seriesOf("lull_instance_events_total", with(ofServer, "type", "start_failed")):                    "0x600",
 	seriesOf("lull_instance_events_total", with(ofServer, "type", "pause_cancelled")):                 "0+1x600",
 	seriesOf("lull_host_halted", ofServer):                                                            "0x600",
-	// What is slow to start is not slow to wake.
+	// Slow starts do not count as slow wakes.
 	seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "stopped"), "le", "10")):      "0x600",
 	seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "stopped"), "le", "+Inf")):    "0+1x600",
 	seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "hibernated"), "le", "10")):   "0+1x600",
 	seriesOf("lull_instance_wake_seconds_bucket", with(with(ofRuntime, "from", "hibernated"), "le", "+Inf")): "0+1x600",
 }
 
-// TestAlertsFire has Prometheus' own tool run the alert rules: each fires when
-// it should and not before, and none fires in a quiet night.
+// TestAlertsFire runs the alert rules with promtool. It checks that each alert fires
+// when it should and not before, and that none fires in a quiet night.
 func TestAlertsFire(t *testing.T) {
 	tool := need(t, "promtool")
 	rules := alerts(t)

@@ -13,7 +13,7 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// onARM64 is the first process of a machine that has nothing but busybox and lull.
+// onARM64 is the init script of a machine that has only busybox and lull.
 const onARM64 = `#!/bin/busybox sh
 /bin/busybox --install /bin
 export PATH=/bin HOME=/tmp
@@ -38,8 +38,8 @@ ip link set lo up
 poweroff -f
 `
 
-// emulated boots an arm64 kernel of Debian in emulation, with lull for arm64: its
-// host pauses a program, and a connection wakes it.
+// emulated boots Debian's arm64 kernel in emulation, with lull for arm64. It checks
+// that the host there pauses a program and that a connection wakes it.
 func emulated(t *testing.T, lull string) {
 	t.Helper()
 	qemu, busybox := need(t, "qemu-system-aarch64"), need(t, "busybox")

@@ -11,8 +11,9 @@ import (
 	"lull/internal/shim"
 )
 
-// asShim runs lull-shim, or one of its parts, if args request it. A lull that
-// neither contains nor finds lull-shim starts itself under that name.
+// asShim runs lull-shim, or one of its parts, if args request that; ok reports
+// whether they do. A lull that neither contains nor finds lull-shim starts itself
+// under that name.
 func asShim(ctx context.Context, args []string) (code int, ok bool) {
 	if code, ok := shim.Stage(args); ok {
 		return code, true

@@ -12,14 +12,14 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestAuditIsFiltered checks that the flags reach the server, for a listing and
-// for an export, with a worker's name resolved.
+// TestAuditIsFiltered checks that the flags of lull audit reach the server, for a
+// listing and for an export, and that a worker's name is resolved.
 func TestAuditIsFiltered(t *testing.T) {
 	var path string
 	var asked url.Values
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(r.URL.Path, "/workers") {
-			_, _ = io.WriteString(w, `{"id":"w-1","name":"cml-1"}`) // the client's error says it
+			_, _ = io.WriteString(w, `{"id":"w-1","name":"cml-1"}`) // the client will report an error
 			return
 		}
 		path, asked = r.URL.Path, r.URL.Query()

@@ -30,16 +30,16 @@ import (
 	"lull/internal/store/mem"
 )
 
-// cloudRig is a server as lull server wires it, over the real SDK and CML
-// client, with the simulated cloud on a network in memory.
+// cloudRig is a server wired like lull server, with the real SDK and CML client, over
+// a simulated cloud on an in-memory network.
 type cloudRig struct {
 	t     *testing.T
 	sim   *sim.Server
 	fleet *fleet.Fleet
 	ctl   *controller.Controller
 	asks  *control.Client // as admin
-	web   *http.Client    // reaches the server
-	admin string          // token
+	web   *http.Client    // for requests to the server
+	admin string          // an admin token
 	end   func()
 
 	mu   sync.Mutex
@@ -49,7 +49,7 @@ type cloudRig struct {
 
 func (r *cloudRig) with(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
 
-// inCloud runs body in a bubble with a fleet without workers.
+// inCloud runs body in a bubble with a fleet that has no workers yet.
 func inCloud(t *testing.T, scenario world.Config, settings map[string]any, body func(r *cloudRig)) {
 	t.Helper()
 	for k, v := range map[string]string{"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
@@ -63,7 +63,7 @@ func inCloud(t *testing.T, scenario world.Config, settings map[string]any, body 
 	})
 }
 
-// passwords are variables of the server's environment.
+// passwords are environment variables of the server.
 var passwords = map[string]string{"LAB_PW": "labs", "OLD_PW": "old"}
 
 func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *cloudRig {
@@ -90,7 +90,8 @@ func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *clo
 			t.Errorf("the simulator ended with %v", err)
 		}
 	})
-	// AWS's own hosts, in the clear; a host that is dead refuses connections.
+	// Connections to AWS's own hosts are made without TLS. A host in dead refuses
+	// them.
 	aws := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return network.DialContext(ctx, "tcp", "aws:443")
 	}}
@@ -164,12 +165,12 @@ func newCloudRig(t *testing.T, scenario world.Config, given map[string]any) *clo
 	return r
 }
 
-// plainly makes a function a round tripper.
+// plainly is a function used as an http.RoundTripper.
 type plainly func(*http.Request) (*http.Response, error)
 
 func (f plainly) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
 
-// logged appends what is written to the rig's log.
+// logged is a writer that appends to the rig's log.
 type logged struct{ r *cloudRig }
 
 func (l logged) Write(b []byte) (n int, err error) {
@@ -180,7 +181,7 @@ func (l logged) Write(b []byte) (n int, err error) {
 // pass lets d pass in the bubble.
 func (r *cloudRig) pass(d time.Duration) { time.Sleep(d) }
 
-// id is the instance id of a machine.
+// id returns the EC2 instance ID of a machine.
 func (r *cloudRig) id(name string) (id string) {
 	r.sim.World.Locate(name, func(i *world.Instance, _ world.Moment) { id = i.ID })
 	if id == "" {
@@ -189,7 +190,7 @@ func (r *cloudRig) id(name string) (id string) {
 	return id
 }
 
-// load gives CloudWatch the CPU load of a machine for a while, minute by minute.
+// load gives CloudWatch the CPU load of a machine for each minute of a period.
 func (r *cloudRig) load(region, name string, from time.Time, length time.Duration, cpu func(from, to time.Time) float64) {
 	m := world.Metric{Account: "111122223333", Region: region, Namespace: "AWS/EC2", Name: "CPUUtilization", Dimensions: world.Tags{{Key: "InstanceId", Value: r.id(name)}}}
 	for t := from.Truncate(time.Minute); t.Before(from.Add(length)); t = t.Add(time.Minute) {
@@ -199,7 +200,7 @@ func (r *cloudRig) load(region, name string, from time.Time, length time.Duratio
 	}
 }
 
-// code is the code of a problem; empty for none.
+// code returns the code of a problem; empty if err is not a problem.
 func code(err error) string {
 	var p interface{ Code() string }
 	if errors.As(err, &p) {

@@ -25,8 +25,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// rowsOf are the types of what listings print, by verb. Those with no rows here
-// print no table.
+// rowsOf maps each verb that prints a table to the type of its rows.
 var rowsOf = map[string]reflect.Type{
 	"adopt ls": reflect.TypeFor[hostctl.Instance](), "agent ls": reflect.TypeFor[control.Machine](), "budget ls": reflect.TypeFor[control.BudgetState](), "host ls": reflect.TypeFor[control.HostSummary](),
 	"image ls": reflect.TypeFor[hostctl.Image](), "image prune": reflect.TypeFor[hostctl.Image](), "lease ls": reflect.TypeFor[idle.Lease](), "agent lease ls": reflect.TypeFor[idle.Lease](),
@@ -36,8 +35,8 @@ var rowsOf = map[string]reflect.Type{
 	"token ls": reflect.TypeFor[control.Token](), "worker discovered": reflect.TypeFor[fleet.Discovered](), "worker ls": reflect.TypeFor[worker.Worker](), "worker telemetry": reflect.TypeFor[worker.Event](),
 }
 
-// TestListingsFit prints every listing with long names at a width of 80: no row is
-// wider, and with -o wide nothing is left out.
+// TestListingsFit prints every listing with long names. It checks that at a width of
+// 80 no row is wider, and that -o wide leaves nothing out.
 func TestListingsFit(t *testing.T) {
 	var rows []json.RawMessage
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -85,8 +84,8 @@ func TestListingsFit(t *testing.T) {
 	}
 }
 
-// widestTable is the width of the widest line from the first header on to the
-// end of the table.
+// widestTable returns the width of the widest line, from the first header to the end
+// of the table.
 func widestTable(out string) (n int) {
 	in := false
 	for line := range strings.Lines(out) {
@@ -99,10 +98,10 @@ func widestTable(out string) (n int) {
 	return n
 }
 
-// logs are the verbs that print a line per event: a log is not cut.
+// logs are the verbs that print one line per event. Their lines are not shortened.
 var logs = []string{"agent history", "audit", "events"}
 
-// filled returns a value of a type with something long in every field.
+// filled returns a value of type t with long content in every field.
 func filled(t reflect.Type, depth int) reflect.Value {
 	v := reflect.New(t).Elem()
 	if depth > 8 {

@@ -22,8 +22,8 @@ import (
 	"lull/internal/sim"
 )
 
-// crowdScenario has 10,000 instances in three regions. Three percent run: some
-// are in use, some are idle, and some are unknown.
+// crowdScenario has 10,000 instances in three regions, of which three percent run. Of
+// those, some are in use, some are idle, and some are unknown.
 const crowdScenario = `regions: [{name: us-east-1}, {name: eu-west-1}, {name: us-west-2}]
 timing: {pending: 1s, stopping: 1s, background: -1s}
 profiles:
@@ -39,8 +39,8 @@ workers:
   - {name: west, count: 3200, type: c5.metal, state: stopped, region: us-west-2}
 `
 
-// newCrowd is a real server, as a process of its own, that owns and observes
-// them all.
+// newCrowd runs a real server in a process of its own that owns and observes the
+// crowd.
 func newCrowd(t *testing.T) *rig.Rig {
 	t.Helper()
 	bin, err := exec.LookPath("lull")
@@ -72,10 +72,10 @@ func overview(t *testing.T, c *control.Client, q url.Values) control.Overview {
 	return o
 }
 
-// TestDashboardOfTenThousand opens a page of the real server with 10,000
-// workers of a simulated cloud, and scrolls, searches, filters and sorts it by
-// mouse and by keyboard, while the server observes the running workers. The
-// page holds as few rows as with ten workers, and shows changes of any of them.
+// TestDashboardOfTenThousand opens the page of a real server with 10,000 workers of a
+// simulated cloud. It scrolls, searches, filters and sorts by mouse and by keyboard
+// while the server observes the running workers. It checks that the page holds as few
+// rows as with ten workers, and that it shows changes of any of them.
 func TestDashboardOfTenThousand(t *testing.T) {
 	chrome := startBrowser(t)
 	r := newCrowd(t)
@@ -89,10 +89,10 @@ func TestDashboardOfTenThousand(t *testing.T) {
 	w := open(t, chrome, r.URL)
 	w.login(r.Token)
 	w.sees("10,000 workers: [0-9]+ in use")
-	w.visit(r.URL) // as a returning visitor
+	w.visit(r.URL) // like a returning visitor
 	w.until(`document.querySelectorAll('.list .body .name').length > 5`)
 	const useful = `performance.getEntriesByName('lull:fleet')[0]`
-	w.until(useful) // noted by an effect, which may run after the rows are there
+	w.until(useful) // an effect sets this, possibly after the rows appear
 	took := js[float64](w, useful+`.startTime`)
 	w.until(`document.querySelector('[aria-rowcount="10001"]')`)
 	w.both("ten-thousand", "light", "dark")
@@ -114,7 +114,7 @@ func TestDashboardOfTenThousand(t *testing.T) {
 	w.both("ten-thousand-narrow", "light")
 }
 
-// scrolls goes to the end of the list and back: by the wheel, by End and Home,
+// scrolls scrolls to the end of the list and back: with the wheel, with End and Home,
 // and row by row.
 func (w *window) scrolls(last string) {
 	w.t.Helper()
@@ -124,7 +124,7 @@ func (w *window) scrolls(last string) {
 		}
 	}
 	const seen = `[...document.querySelectorAll('.list .body .row')].filter((e) => { const r = e.getBoundingClientRect(); return r.bottom > 0 && r.top < innerHeight })`
-	w.until(`scrollY > 20000 && ` + seen + `.length > 5 && ` + seen + `.every((e) => e.querySelector('.name'))`) // what is in sight is filled in
+	w.until(`scrollY > 20000 && ` + seen + `.length > 5 && ` + seen + `.every((e) => e.querySelector('.name'))`) // the visible rows have content
 	js[bool](w, `(document.activeElement.blur(), true)`)
 	w.key("End", 35)
 	w.until(seen+`.some((e) => e.querySelector('.name a')?.innerText === $1)`, last)
@@ -140,8 +140,8 @@ func (w *window) scrolls(last string) {
 	}
 }
 
-// narrows searches, filters and sorts, and holds what is shown to what the
-// server answers.
+// narrows searches, filters and sorts, and compares what the page shows with the
+// server's answers.
 func (w *window) narrows(r *rig.Rig) {
 	w.t.Helper()
 	shows := func(q url.Values) {
@@ -154,11 +154,11 @@ func (w *window) narrows(r *rig.Rig) {
 		w.until(`document.querySelector('[data-index="0"] .name a')?.innerText === $1`, o.Items[0].Name)
 	}
 	js[bool](w, `(document.activeElement.blur(), true)`)
-	w.key("/", 191) // from anywhere
+	w.key("/", 191) // works wherever the focus is
 	w.until(`document.activeElement.type === 'search'`)
 	do(w, chromedp.KeyEvent("team=27 "))
 	w.until(`document.activeElement.value === 'team=27 '`)
-	shows(url.Values{"q": {"team=27"}}) // a user who pauses after a word keeps the space
+	shows(url.Values{"q": {"team=27"}}) // the space stays if the user pauses after typing it
 	do(w, chromedp.KeyEvent("lab"))
 	w.until(`document.activeElement.value === 'team=27 lab'`)
 	shows(url.Values{"q": {"team=27 lab"}})
@@ -186,7 +186,8 @@ func (w *window) narrows(r *rig.Rig) {
 	shows(url.Values{})
 }
 
-// changes pauses one of ten thousand and uses another: the page shows it.
+// changes pauses one of the ten thousand workers and uses another, and checks that
+// the page shows both changes.
 func (w *window) changes(r *rig.Rig) {
 	w.t.Helper()
 	w.visit(r.URL + "/?q=left-eu")

@@ -17,8 +17,8 @@ import (
 	"lull/internal/sim"
 )
 
-// emptyFleet runs a server without workers beside a simulated cloud. It returns
-// the server's URL, its admin token, and a client.
+// emptyFleet runs a server without workers next to a simulated cloud. It returns the
+// server's URL, its admin token, a client and the cloud's instances.
 func emptyFleet(t *testing.T, scenario string, settings ...string) (string, string, *control.Client, []sim.InstanceInfo) {
 	t.Helper()
 	dir := t.TempDir()
@@ -57,14 +57,14 @@ profiles: {quiet: {labs: 2}}
 workers: [{name: first-1, type: m5.large, profile: quiet, elastic_ip: true}]
 `
 
-// TestDashboardFirstWorker signs in to a server without workers, sees what
-// discovery scanned and what to do next, and sees the first worker appear, without
-// a reload.
+// TestDashboardFirstWorker signs in to a server without workers. It checks that the
+// page shows what discovery scanned and what to do next, and that the first worker
+// appears without a reload.
 func TestDashboardFirstWorker(t *testing.T) {
 	chrome := startBrowser(t)
 	url, token, client, machines := emptyFleet(t, oneMachine)
 	w := open(t, chrome, url)
-	// Answers that the simulated cloud does not give.
+	// Answers that the simulated cloud cannot give.
 	instead := `const real = window.fetch
 		window.fetch = async (u, o) => {
 			const res = await real(u, o)
@@ -128,13 +128,13 @@ func TestDashboardFirstWorker(t *testing.T) {
 	}
 }
 
-// TestDashboardBoundary checks that a part of a page that fails to render shows
-// that, does not affect the rest, and renders again once it can.
+// TestDashboardBoundary checks that a part of a page that fails to render says so,
+// does not affect the rest, and is rendered again as soon as possible.
 func TestDashboardBoundary(t *testing.T) {
 	chrome := startBrowser(t)
 	url, token, client, machines := emptyFleet(t, oneMachine)
 	w := open(t, chrome, url)
-	// The server never answers like this; a proxy or a newer server might.
+	// The server itself never answers like this, but a proxy or a newer server might.
 	spoil := `window.spoiled = true
 		const real = window.fetch
 		window.fetch = async (u, o) => {

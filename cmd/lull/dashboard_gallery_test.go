@@ -24,17 +24,17 @@ import (
 	"lull/internal/store/mem"
 )
 
-// copies is a fleet of any size, whose workers copy the history of a recorded
-// one. It is both the evidence and the observed state of that fleet.
+// copies is a fleet of any size whose workers have copies of recorded histories. It
+// serves as the fleet's evidence and as its live state.
 type copies struct {
 	workers []worker.Worker
-	of      map[string][]string // the copies of each worker of the past, by ID
+	of      map[string][]string // IDs of the copies of each recorded worker
 	records []evidence.Record
 	status  map[string]worker.IdleStatus
 	entries []audit.Entry
 }
 
-// mostTold bounds the workers with entries in the audit log.
+// mostTold is the maximum number of workers with entries in the audit log.
 const mostTold = 60
 
 func (p *past) copies(n int) *copies {
@@ -123,7 +123,7 @@ func (c *copies) put(t *testing.T, db store.Store) {
 	}
 }
 
-// furnish adds the objects of a fleet in use, other than workers.
+// furnish adds everything but workers that a fleet in use has.
 func furnish(t *testing.T, url, token string) {
 	t.Helper()
 	c, err := control.NewClient(url, token, nil)
@@ -144,10 +144,10 @@ func furnish(t *testing.T, url, token string) {
 	}
 }
 
-// TestDashboardEveryPage goes to every page of fleets of several sizes, in light
-// and dark, wide and narrow: each is accessible, no wider than the screen, and
-// scrolls with the window alone. LULL_SOAK goes to all of them and keeps whole
-// pages; otherwise a few stand for the rest.
+// TestDashboardEveryPage opens every page with fleets of several sizes, in light and
+// dark, wide and narrow. It checks that each page is accessible, is no wider than the
+// window, and scrolls only as a whole. With LULL_SOAK it opens all combinations and
+// keeps pictures of whole pages, otherwise a sample.
 func TestDashboardEveryPage(t *testing.T) {
 	chrome := startBrowser(t)
 	soak := os.Getenv("LULL_SOAK") != ""
@@ -187,7 +187,7 @@ func TestDashboardEveryPage(t *testing.T) {
 	}
 }
 
-// looks checks a page in one width and theme, once nothing on it is loading.
+// looks checks a page in one width and theme, after it has finished loading.
 func (w *window) looks(page string, width int64, scheme string, whole bool) {
 	w.t.Helper()
 	name := fmt.Sprintf("%s in %s, %d wide", page, scheme, width)

@@ -24,26 +24,26 @@ import (
 	"lull/internal/sim"
 )
 
-// localHost is a lull host with real programs, in processes of their own. It
-// is asked at its own socket.
+// localHost is a lull host with real programs, in processes of their own. Tests query
+// it through its own socket.
 type localHost struct {
 	t      *testing.T
 	dir    string
 	client *hostctl.Client
-	said   *bytes.Buffer // of the present daemon; read once it has ended
+	said   *bytes.Buffer // output of the current daemon; read it only after the daemon has ended
 	end    func()
 }
 
 func newLocalHost(t *testing.T) *localHost {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "lull") // the path of a socket is short
+	dir, err := os.MkdirTemp("", "lull") // short, because the path of a socket is limited in length
 	errtest.None(t, err)
 	h := &localHost{t: t, dir: dir}
 	t.Cleanup(func() {
 		h.removeAll()
 		h.stop()
 		endShim(filepath.Join(dir, "data", "shim"))
-		_ = os.RemoveAll(dir) // the shim may still write
+		_ = os.RemoveAll(dir) // the shim may still be writing
 	})
 	if h.client, err = hostctl.NewClient("unix://" + h.socket()); err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func (h *localHost) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// start starts a daemon with these flags.
+// start starts a daemon with additional flags.
 func (h *localHost) start(flags ...string) {
 	h.t.Helper()
 	cmd := h.command(append([]string{"host", "--data", filepath.Join(h.dir, "data"), "--socket", h.socket(), "--pause-after", "0"}, flags...)...)
@@ -76,7 +76,7 @@ func (h *localHost) start(flags ...string) {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	h.end = func() {
-		_ = cmd.Process.Signal(os.Interrupt) // it may have ended
+		_ = cmd.Process.Signal(os.Interrupt) // it may have ended already
 		if err := <-ended; err != nil {
 			h.t.Errorf("lull host ended with %v:\n%s", err, h.said)
 		}
@@ -94,7 +94,7 @@ func (h *localHost) stop() {
 	}
 }
 
-// removeAll ends every program, which would outlive the daemon.
+// removeAll removes every program, because programs outlive the daemon.
 func (h *localHost) removeAll() {
 	if h.end == nil {
 		return
@@ -108,7 +108,7 @@ func (h *localHost) removeAll() {
 	}
 }
 
-// web runs a web server as an instance, and returns its address.
+// web runs a web server as an instance and returns its address.
 func (h *localHost) web(name string) (address string) {
 	h.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -139,7 +139,7 @@ func (h *localHost) answers(address string) {
 	})
 }
 
-// becomes waits until the host itself says that an instance is as it should be.
+// becomes waits until the host itself reports an instance for which is returns true.
 func (h *localHost) becomes(name, what string, is func(hostctl.Instance) bool) (o hostctl.Instance) {
 	h.t.Helper()
 	eventually(h.t, func() (err error) {
@@ -156,7 +156,7 @@ func (h *localHost) state(name, state string) hostctl.Instance {
 	return h.becomes(name, state, func(o hostctl.Instance) bool { return o.State == state })
 }
 
-// event returns the last event of a type about an instance.
+// event returns the last event of a kind about an instance.
 func (h *localHost) event(name, kind string) (last hostctl.Event) {
 	h.t.Helper()
 	err := h.client.Kept(context.Background(), "", func(string) {}, func(e hostctl.Event) error {
@@ -171,8 +171,8 @@ func (h *localHost) event(name, kind string) (last hostctl.Event) {
 	return last
 }
 
-// instances commands an instance of a real host that reports to the server. The
-// effects are checked at the host.
+// instances commands an instance of a real host that reports to the server. It checks
+// the effects at the host itself.
 func (p *dashboardUser) instances([]sim.InstanceInfo) {
 	made, err := control.Write[control.Token](p.t.Context(), p.client, "POST", "/tokens", control.NewToken{Name: "desk", Role: "host", Machine: "desk"})
 	if err != nil {
@@ -187,7 +187,7 @@ func (p *dashboardUser) instances([]sim.InstanceInfo) {
 	h.start(reports...)
 	address := h.web("web")
 
-	// Its owner has not allowed commands.
+	// The host's owner has not allowed commands.
 	p.visit(p.url + "/hosts/desk")
 	p.press("Actions for web")
 	p.until(`(() => { const e = [...document.querySelectorAll('[role=menu] button')]; return e.length === 4 && e.every((e) => e.getAttribute('aria-disabled') === 'true' && e.title) })()`)
@@ -250,7 +250,7 @@ func (p *dashboardUser) instances([]sim.InstanceInfo) {
 	h.answers(address)
 	p.until(`[...document.querySelectorAll('.facts .state')].some((e) => e.innerText === 'running')`)
 
-	// A host that is silent gets no commands.
+	// A silent host gets no commands.
 	h.stop()
 	p.visit(p.url + "/hosts/desk")
 	p.until(`document.querySelector('tbody td .state')?.innerText === 'unknown'`)
@@ -272,9 +272,9 @@ func (h *localHost) open() string {
 	return link.URL
 }
 
-// TestLocalDashboard opens the dashboard of a host alone, in a browser, by a link
-// that is valid once, and acts on real programs. The effects are checked at the
-// host.
+// TestLocalDashboard opens the dashboard of a single host in a browser, with a link
+// that is valid once, and acts on real programs. It checks the effects at the host
+// itself.
 func TestLocalDashboard(t *testing.T) {
 	chrome := startBrowser(t)
 	h := newLocalHost(t)
@@ -311,7 +311,7 @@ func TestLocalDashboard(t *testing.T) {
 	w.press("web")
 	w.until(`location.pathname === '/hosts/desk/web' && document.querySelector('[data-testid=counters]')`)
 	woken := js[string](w, `document.querySelector('[data-testid=counters]').innerText`)
-	h.answers(address) // a connection wakes it
+	h.answers(address) // the connection wakes it
 	h.state("web", "running")
 	w.until(`document.querySelector('[data-testid=counters]').innerText !== $1`, woken)
 	w.until(`[...document.querySelectorAll('[data-testid=timeline] tbody tr')].some((e) => e.dataset.type === 'paused') && [...document.querySelectorAll('[data-testid=timeline] tbody tr')].some((e) => e.dataset.type === 'resumed')`)

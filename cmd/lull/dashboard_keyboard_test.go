@@ -11,17 +11,17 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// focus is the element that has the keyboard focus.
+// focus describes the element that has the keyboard focus.
 type focus struct {
-	Body   bool     // nothing has it: the way around the page begins again
-	First  bool     // it had it before on this walk
+	Body   bool     // no element has it, so the walk starts over
+	First  bool     // it had the focus before on this walk
 	Name   string   // its accessible name
 	Tag    string   // its element
-	Faults []string // why a user would not see where they are
+	Faults []string // why a user cannot see where the focus is
 }
 
-// looksAt reads what has the keyboard, and whether a user sees that: it is in
-// the window, nothing covers it, and it is marked.
+// looksAt is a script that returns the focus: the focused element, and whether it is
+// inside the window, not covered, and has an outline.
 const looksAt = `JSON.stringify((() => {
 	const e = document.activeElement
 	if (!e || e === document.body || e === document.documentElement) return {Body: true}
@@ -35,12 +35,12 @@ const looksAt = `JSON.stringify((() => {
 	return {First: first, Name: nameOf(e), Tag: e.tagName.toLowerCase(), Faults: faults}
 })())`
 
-// calledBy computes an element's accessible name.
+// calledBy is a script that defines a function for the accessible name of an element.
 const calledBy = `window.nameOf = (e) => (e.getAttribute('aria-label') || (e.getAttribute('aria-labelledby') ?? '').split(' ').map((id) => document.getElementById(id)?.innerText ?? '').join(' ').trim() || e.labels?.[0]?.innerText || e.innerText || e.id || '').trim().replace(/\s+/g, ' ').slice(0, 80)`
 
-// missed finds usable elements that the keyboard did not reach: focusable ones,
-// and ones that the mouse pointer shows as clickable although the keyboard
-// skips them.
+// missed is a script that finds usable elements that the keyboard has not reached:
+// focusable ones, and others over which the mouse pointer shows that they can be
+// clicked.
 const missed = `(() => {
 	const all = document.querySelector('dialog[open]') ?? document
 	const shown = (e) => e.checkVisibility({visibilityProperty: true}) && e.getClientRects().length > 0
@@ -60,11 +60,11 @@ func (w *window) tab() (f focus) {
 	return f
 }
 
-// most is how many presses of Tab a page may take.
+// most is the maximum number of Tab presses on a page.
 const most = 400
 
-// walk goes around the page, or the dialog that is open, with Tab alone, and
-// holds every stop to be seen and everything that can be used to be a stop.
+// walk goes around the page, or the open dialog, with Tab alone. It checks that every
+// focused element can be seen, and that everything that can be used gets the focus.
 func (w *window) walk(what string) {
 	w.t.Helper()
 	for try := 1; ; try++ {
@@ -72,7 +72,7 @@ func (w *window) walk(what string) {
 		if len(faults) == 0 {
 			return
 		}
-		// A page that lives may have changed on the way around.
+		// A page with live data may have changed during the walk.
 		if try == 3 {
 			for _, f := range faults {
 				w.t.Errorf("%s: %s", what, f)
@@ -99,7 +99,7 @@ func (w *window) round() (faults []string) {
 			continue
 		}
 		at := strings.TrimSpace(f.Tag + " " + f.Name)
-		// A field of several parts has the focus for several presses.
+		// A field of several parts keeps the focus for several presses.
 		if f.First && at != last {
 			break
 		}
@@ -119,7 +119,7 @@ func (w *window) round() (faults []string) {
 	return faults
 }
 
-// tabTo presses Tab until what has a name has the keyboard.
+// tabTo presses Tab until the element called name has the focus.
 func (w *window) tabTo(name string) {
 	w.t.Helper()
 	w.until(finds, name)
@@ -134,16 +134,17 @@ func (w *window) tabTo(name string) {
 	w.t.Fatalf("Tab does not come to %q; it comes to %q", name, been[:min(len(been), 60)])
 }
 
-// choose goes to what has a name and presses Enter.
+// choose moves the focus to the element called name and presses Enter.
 func (w *window) choose(name string) {
 	w.t.Helper()
 	w.tabTo(name)
 	do(w, chromedp.KeyEvent(kb.Enter))
 }
 
-// TestDashboardByKeyboard signs in, goes to every page, opens and leaves every
-// dialog, with Tab, Enter and the letters of the token alone: where the focus
-// is can always be seen, and whatever the mouse can press the keyboard can.
+// TestDashboardByKeyboard signs in, opens every page, and opens and closes every
+// dialog, with Tab, Enter and the characters of the token alone. It checks that the
+// focus can always be seen, and that everything that the mouse can press can also be
+// reached by keyboard.
 func TestDashboardByKeyboard(t *testing.T) {
 	chrome := startBrowser(t)
 	r := newWatched(t)
@@ -157,9 +158,9 @@ func TestDashboardByKeyboard(t *testing.T) {
 	w.sees("10 workers")
 
 	for _, p := range []struct {
-		way     []string // links and buttons from the page before
+		way     []string // links and buttons to press, starting on the previous page
 		shows   string
-		dialogs []string // what opens one
+		dialogs []string // buttons that open a dialog
 	}{
 		{[]string{"Fleet"}, "10 workers", []string{"Halt"}},
 		{[]string{"routing-2"}, "Activity & Lifecycle.*Rules", []string{"Pause", "Snooze", "Drain", "Add exception", "Change policy"}},
@@ -189,14 +190,14 @@ func TestDashboardByKeyboard(t *testing.T) {
 			w.walk(name + ": " + d)
 			w.choose("Cancel")
 			w.until(`!document.querySelector('dialog[open]')`)
-			w.until(`nameOf(document.activeElement) === $1`, d) // the element that opened the dialog
+			w.until(`nameOf(document.activeElement) === $1`, d) // focus returns to the element that opened the dialog
 		}
 	}
 	w.choose("Sign out")
 	w.sees("Sign in with a token")
 
-	// The walk would notice: what only the mouse presses, what has no outline,
-	// what is covered.
+	// Check that the walk notices what only the mouse can press, what has no outline,
+	// and what is covered.
 	js[bool](w, `(() => {
 		for (const [tag, text, css, value] of [['p', 'mouse', 'cursor', 'pointer'], ['button', 'bare', 'outline', 'none'], ['button', 'under', 'margin', '0'], ['div', '', 'position', 'fixed']]) {
 			const e = document.createElement(tag)

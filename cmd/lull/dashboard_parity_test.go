@@ -32,8 +32,8 @@ workers:
   - {name: first-3, type: m5.large, profile: quiet, elastic_ip: true}
 `
 
-// dashboardUser is a user of the dashboard. It has the API and the simulated
-// cloud to check the effect of each action.
+// dashboardUser is a user of the dashboard, who checks the effect of each action
+// through the API and the simulated cloud.
 type dashboardUser struct {
 	*window
 	url    string
@@ -52,7 +52,7 @@ func (p *dashboardUser) worker(name string) (worker.Worker, error) {
 	return l[0], nil
 }
 
-// becomes waits until the API shows a worker as it should be.
+// becomes waits until the API returns a worker for which is returns true.
 func (p *dashboardUser) becomes(name, what string, is func(worker.Worker) bool) (w worker.Worker) {
 	p.t.Helper()
 	eventually(p.t, func() (err error) {
@@ -79,7 +79,7 @@ func (p *dashboardUser) machine(w worker.Worker) sim.InstanceInfo {
 	return in
 }
 
-// option chooses an option of a list.
+// option selects an option in a list.
 func (p *dashboardUser) option(css, value string) {
 	p.t.Helper()
 	p.until(`document.querySelector($1)`, css)
@@ -95,7 +95,7 @@ func (p *dashboardUser) replace(css, text string) {
 	p.enter(css, text)
 }
 
-// closed waits until a form is accepted.
+// closed waits until the open form was accepted.
 func (p *dashboardUser) closed() {
 	p.t.Helper()
 	p.until(`!document.querySelector('dialog[open]')`)
@@ -109,9 +109,9 @@ func (p *dashboardUser) visitWorker(w worker.Worker) {
 	p.until(`document.title.startsWith($1)`, w.Name)
 }
 
-// TestDashboardParity does everything that an operator or admin does more than
-// once a month, from the first region to the end of a worker, and checks each
-// effect at the API or the simulated cloud.
+// TestDashboardParity does in the dashboard everything that an operator or admin does
+// more than once a month, from the first region to the end of a worker. It checks
+// each effect through the API or the simulated cloud.
 func TestDashboardParity(t *testing.T) {
 	chrome := startBrowser(t)
 	address, token, client, machines := emptyFleet(t, threeMachines)
@@ -172,7 +172,7 @@ func (p *dashboardUser) imports([]sim.InstanceInfo) {
 	for _, name := range []string{"first-1", "first-2"} {
 		p.becomes(name, "imported in dry-run mode", func(w worker.Worker) bool { return !w.Armed && w.Owner == "ada@example.org" && w.TLSInsecure })
 	}
-	// One that a fleet with workers lacks.
+	// Import into a fleet that already has workers.
 	p.more("Add workers", "Import instances")
 	p.pressAt(`[aria-label="Select first-3"]`)
 	p.press("Import 1 selected")
@@ -183,7 +183,7 @@ func (p *dashboardUser) imports([]sim.InstanceInfo) {
 	p.closed()
 	p.becomes("third", "imported", func(w worker.Worker) bool { return w.EC2InstanceID != "" })
 	p.until(`location.pathname === '/' && document.querySelectorAll('.list .body .name').length === 3`)
-	p.until(`!document.querySelector('.attention')`) // a worker that was just imported calls for no action
+	p.until(`!document.querySelector('.attention')`) // a worker that was just imported needs no attention
 }
 
 func (p *dashboardUser) arms([]sim.InstanceInfo) {
@@ -197,7 +197,7 @@ func (p *dashboardUser) arms([]sim.InstanceInfo) {
 	p.until(`!document.querySelector('.note')`)
 }
 
-// bulk acts on several workers after one confirmation.
+// bulk applies actions to several workers, each with one confirmation.
 func (p *dashboardUser) bulk([]sim.InstanceInfo) {
 	for _, name := range []string{"first-1", "first-2", "third"} {
 		p.becomes(name, "running", func(w worker.Worker) bool { return w.Status == power.WorkerRunning })
@@ -348,7 +348,8 @@ func (p *dashboardUser) license([]sim.InstanceInfo) {
 	p.becomes("renamed", "deregistered", func(w worker.Worker) bool { return w.License.Status == worker.LicenseDeregistered })
 }
 
-// rowMenu pauses and resumes from the list, and leads to both consoles.
+// rowMenu pauses and resumes a worker from the list, and checks the links to both
+// consoles.
 func (p *dashboardUser) rowMenu([]sim.InstanceInfo) {
 	p.visit(p.url + "/?q=third")
 	p.until(`document.querySelectorAll('.list .body .name').length === 1`)
@@ -372,10 +373,10 @@ func (p *dashboardUser) rowMenu([]sim.InstanceInfo) {
 	p.until(`document.querySelector('.list .body .badge.paused')`)
 	p.more("Actions for third", "Resume")
 	p.becomes("third", "running", func(w worker.Worker) bool { return w.Status == power.WorkerRunning })
-	p.until(`document.querySelector('.list .body .badge:not(.paused, .starting, .unknown)')`) // no alarm on its way up
+	p.until(`document.querySelector('.list .body .badge:not(.paused, .starting, .unknown)')`) // while it starts, it is not shown as a problem
 }
 
-// tokens makes a token that lets its owner in, and revokes it.
+// tokens creates a token that can sign in, and revokes it.
 func (p *dashboardUser) tokens([]sim.InstanceInfo) {
 	p.visit(p.url + "/tokens")
 	p.press("Create token")
@@ -412,14 +413,14 @@ func (p *dashboardUser) tokens([]sim.InstanceInfo) {
 	})
 }
 
-// palette goes to a worker, and lists the shortcuts, with the keyboard alone.
+// palette opens a worker and the list of shortcuts with the keyboard alone.
 func (p *dashboardUser) palette([]sim.InstanceInfo) {
 	p.visit(p.url + "/tokens")
 	p.until(`document.querySelector('main h1')`)
 	p.key("?", 191)
 	p.sees("Keyboard shortcuts")
 	p.accessible("the shortcuts")
-	// The palette stays open, although the event of the closed dialog comes later.
+	// The palette must stay open although the closing dialog's event arrives later.
 	do(p.window, chromedp.Evaluate[bool](`document.querySelector('dialog[open]').close();
 		document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'k', ctrlKey: true, bubbles: true}))`))
 	if !js[bool](p.window, `new Promise((done) => setTimeout(() => done(document.activeElement?.getAttribute('role') === 'combobox'), 200))`) {
@@ -437,7 +438,7 @@ func (p *dashboardUser) palette([]sim.InstanceInfo) {
 	p.until(`document.querySelector('main h1')?.innerText.startsWith('made')`)
 }
 
-// terminates ends a worker, once its name was typed.
+// terminates terminates a worker, which requires typing the worker's name.
 func (p *dashboardUser) terminates([]sim.InstanceInfo) {
 	w, err := p.worker("made")
 	if err != nil {
@@ -448,7 +449,7 @@ func (p *dashboardUser) terminates([]sim.InstanceInfo) {
 	p.until(`document.querySelector('dialog .danger')?.getAttribute('aria-disabled') === 'true'`)
 	p.enter("#t-confirm", "mad")
 	p.accessible("the question before a termination")
-	do(p.window, chromedp.KeyEvent(kb.Enter)) // not its name yet
+	do(p.window, chromedp.KeyEvent(kb.Enter)) // the name has not been typed yet
 	p.until(`document.querySelector('dialog .danger')?.getAttribute('aria-disabled') === 'true'`)
 	if now, err := p.worker("made"); err != nil || now.Status != power.WorkerRunning {
 		p.t.Errorf("before the name is complete: %s, %v", now.Status, err)

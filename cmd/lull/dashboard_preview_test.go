@@ -11,9 +11,10 @@ import (
 	"lull/internal/store/mem"
 )
 
-// TestDashboardCancelsAPreview reads a slow journal: the page shows the
-// progress, and when it is canceled the server stops as well. The journal is
-// the test's own, so it knows whether its caller still waits.
+// TestDashboardCancelsAPreview checks that the page shows the progress of a
+// simulation over a slow journal, and that canceling it also stops the server's
+// reading. The journal is the test's own, so the test sees whether the server still
+// waits for it.
 func TestDashboardCancelsAPreview(t *testing.T) {
 	chrome := startBrowser(t)
 	db := mem.New(mem.Options{}).Client()

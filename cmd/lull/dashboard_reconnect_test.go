@@ -13,11 +13,11 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// road is the network between a browser and a server; it can be cut.
+// road is a proxy between a browser and a server whose connections can be cut.
 type road struct {
 	l     net.Listener
 	mu    sync.Mutex
-	to    string // the path that it links to
+	to    string // address of the server
 	open  map[net.Conn]bool
 	shut  bool
 	resum []string // Last-Event-ID of every request that had one
@@ -59,7 +59,7 @@ func (r *road) enter(c net.Conn) bool {
 	return !r.shut
 }
 
-// set cuts the road, with everything on it, or mends it.
+// set cuts all connections and refuses new ones, or allows them again.
 func (r *road) set(shut bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -72,7 +72,7 @@ func (r *road) set(shut bool) {
 	}
 }
 
-// lead has the road lead elsewhere from now on.
+// lead makes new connections go to another address.
 func (r *road) lead(to string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,7 +95,7 @@ func (r *road) carry(c net.Conn) {
 	back := make(chan struct{})
 	go func() {
 		defer close(back)
-		_, _ = io.Copy(c, s) // a cut connection is expected here
+		_, _ = io.Copy(c, s) // an error means that the connection was cut
 		c.Close()
 	}()
 	b := make([]byte, 64<<10)
@@ -114,9 +114,9 @@ func (r *road) carry(c net.Conn) {
 	<-back
 }
 
-// TestDashboardReconnects cuts the network under the page while things
-// happen: the page says that it is not live, shows everything that happened
-// once it is, and never puts older data over newer.
+// TestDashboardReconnects cuts the network under an open page while things change. It
+// checks that the page says that it is not live, shows every change once it is live
+// again, and never replaces newer data by older.
 func TestDashboardReconnects(t *testing.T) {
 	chrome := startBrowser(t)
 	r := newWatched(t)
@@ -168,9 +168,9 @@ func TestDashboardReconnects(t *testing.T) {
 	w.newerStays(r, "http://"+way.l.Addr().String())
 }
 
-// newerStays sends the page data that is older than what it shows, in both ways
-// in which that happens: a late answer to an earlier request, and an answer
-// from a server that lags behind. Neither may be shown, even briefly.
+// newerStays sends the page data that is older than what it shows, in both ways in
+// which that happens: a late answer to an earlier request, and an answer of a server
+// that lags behind. It checks that the page never shows either, not even briefly.
 func (w *window) newerStays(r *watched, address string) {
 	id := r.ids["routing-1"]
 	snooze := func(minutes int) {
@@ -197,10 +197,10 @@ func (w *window) newerStays(r *watched, address string) {
 	w.sees("Snooze protection.*none")
 	js[bool](w, `window.hold = true`)
 	snooze(120)
-	w.until(`window.held.length === 1`) // an answer with two hours is on its way
+	w.until(`window.held.length === 1`) // the answer with two hours left is being delayed
 	snooze(600)
-	// A user who requested it is informed when the worker reaches the state
-	// that it already showed.
+	// The user who requested the change is informed when the worker reaches the
+	// requested state, although the page already showed that state.
 	w.sees(`\((9 h 59|10 h 00) min left\), by first-admin`)
 	js[bool](w, `(() => {
 		window.older = []; window.late = null
@@ -208,7 +208,7 @@ func (w *window) newerStays(r *watched, address string) {
 			.observe(document.querySelector('main'), {subtree: true, childList: true, characterData: true})
 		return true
 	})()`)
-	// taken waits until the page has read the late answer and had time to draw.
+	// taken waits until the page has read the late answer and could have drawn it.
 	taken := func() {
 		w.t.Helper()
 		w.until(`window.late?.bodyUsed`)

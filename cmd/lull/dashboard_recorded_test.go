@@ -41,7 +41,7 @@ import (
 	"lull/internal/store"
 )
 
-// site is a server over a store, with the dashboard, until the test ends.
+// site serves a server over db, with the dashboard, until the test ends.
 func site(t *testing.T, db store.Store, more func(*server.Options)) (url, token string) {
 	t.Helper()
 	f, err := fleet.New(fleet.Options{Store: db, ID: "site"})
@@ -72,16 +72,16 @@ func site(t *testing.T, db store.Store, more func(*server.Options)) (url, token 
 	return s.URL, token
 }
 
-// past contains the records of a few workers, and their outcome.
+// past holds the records of some workers and the state that they led to.
 type past struct {
 	checks  []evidence.Record
 	entries []audit.Entry
 	workers []worker.Worker
-	script  map[string][]slot // what each worker did, by name
+	script  map[string][]slot // activity of each worker, by name
 }
 
-// slot is the activity of a worker for five minutes: u(sed), i(dle), s(topped) or ?, if
-// no check could tell.
+// slot is a worker's activity in five minutes: u (in use), i (idle), s (stopped) or ?
+// (unknown).
 type slot struct {
 	at   time.Time
 	what byte
@@ -90,16 +90,16 @@ type slot struct {
 // habit describes how a worker is used.
 type habit struct {
 	name, team, size string
-	from, to         int // hours of a working day
+	from, to         int // start and end of the working hours
 	timeout          time.Duration
-	lease            int  // a day with a lease at night; -1 has none
-	unreadable       bool // CloudWatch does not answer for some hours
+	lease            int  // day on whose night a lease is held; -1 for none
+	unreadable       bool // CloudWatch cannot be read for some hours
 }
 
 const recordedDays = 8
 
-// play simulates days of a worker with the engine: a user works and leaves, the
-// worker is warned of and paused, and the user returns in the morning.
+// play simulates a worker for some days with the idle engine: a user works and
+// leaves, the worker is warned of and paused, and the user returns the next morning.
 func (p *past) play(h habit, now time.Time) {
 	id := "w-" + h.name
 	begun := now.Add(-recordedDays * 24 * time.Hour)
@@ -123,8 +123,8 @@ func (p *past) play(h habit, now time.Time) {
 		if at.After(now) {
 			break
 		}
-		// Days begin at an hour of their own, so that it is five in the afternoon
-		// whenever this runs.
+		// The simulated days are shifted so that the present is always five in the
+		// afternoon.
 		day, hour := (n+17*12)/288, (n+17*12)%288/12
 		working := hour >= h.from && hour < h.to && day != 3 && (hour != 12 || n%12 > 8)
 		did := func(what byte) { p.script[h.name] = append(p.script[h.name], slot{at, what}) }
@@ -145,7 +145,7 @@ func (p *past) play(h habit, now time.Time) {
 		cpu := 1.1 + 0.7*math.Sin(float64(n)/5)
 		if working {
 			active = at.Add(-time.Minute)
-			cpu = max(34+22*math.Sin(float64(n)/7)+9*math.Sin(float64(n)*1.7), 8) // always above what counts
+			cpu = max(34+22*math.Sin(float64(n)/7)+9*math.Sin(float64(n)*1.7), 8) // always above the threshold
 		}
 		if h.lease >= 0 && day == h.lease && hour >= 20 && hour < 23 {
 			cpu += 3
@@ -203,9 +203,8 @@ func (p *past) play(h habit, now time.Time) {
 	p.workers = append(p.workers, w)
 }
 
-// laptop plays days of a machine that watches itself and is no worker, as its
-// agent reports them: in use by day, with a lease one evening, and silent for an
-// hour.
+// laptop simulates some days of a machine that is no worker, as its agent reports
+// them: in use by day, with a lease one evening, and silent for an hour.
 func (p *past) laptop(name string, now time.Time) {
 	begun := now.Add(-recordedDays * 24 * time.Hour)
 	told := agents.New(func(r evidence.Record) { p.checks = append(p.checks, r) })
@@ -233,7 +232,7 @@ func (p *past) laptop(name string, now time.Time) {
 	}
 }
 
-// newPast plays a week of four workers and of a laptop.
+// newPast simulates a week of four workers and of a laptop.
 func newPast() *past {
 	p := &past{script: map[string][]slot{}}
 	now := time.Now().UTC().Truncate(time.Second)
@@ -250,7 +249,8 @@ func newPast() *past {
 	return p
 }
 
-// scenario is the region in which the workers are as the week has left them.
+// scenario returns a region with the workers in the state in which the week has left
+// them.
 func (p *past) scenario() string {
 	var b strings.Builder
 	b.WriteString("regions: [{name: us-east-1}]\ntiming: {background: 1h}\nprofiles: {used: {labs: 3, history: 60, history_age: 2m, history_span: 100h}}\nworkers:\n")
@@ -260,8 +260,8 @@ func (p *past) scenario() string {
 	return b.String()
 }
 
-// keep writes what a server had kept of the week into its store and its
-// journal. The server does not run yet.
+// keep writes the past to the server's store and journal. The server must not be
+// running yet.
 func (p *past) keep(t *testing.T, r *rig.Rig) {
 	t.Helper()
 	db, err := etcd.OpenEmbedded(t.Context(), etcd.EmbeddedConfig{Dir: r.File("data"), NoSync: true})
@@ -288,8 +288,8 @@ func (p *past) keep(t *testing.T, r *rig.Rig) {
 	errtest.None(t, j.Close())
 }
 
-// serve is a real server, as a process of its own, that has recorded the week
-// and continues with the workers of a simulated cloud.
+// serve runs a real server in a process of its own, which has recorded the week and
+// continues with the workers of a simulated cloud.
 func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 	t.Helper()
 	bin, err := exec.LookPath("lull")
@@ -314,7 +314,7 @@ func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 	settings := r.File("server.yaml")
 	errtest.None(t, os.WriteFile(settings, []byte("idle_detection_interval: 10\n"), 0o600))
 	errtest.None(t, r.Serve(t.Context(), append(args, "--config", settings, "--log-level", "error")...))
-	within(t, 5*patience, func() error { // as if it had run without interruption
+	within(t, 5*patience, func() error { // as if it had been running without interruption
 		if o := overview(t, r.Client, url.Values{"standing": {"unknown"}}); o.Matched > 0 {
 			return fmt.Errorf("%d workers have not been checked yet", o.Matched)
 		}
@@ -323,7 +323,7 @@ func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 	return r
 }
 
-// wide sets how wide the page is.
+// wide sets the width of the page.
 func (w *window) wide(width int64) {
 	w.t.Helper()
 	if _, err := chromedp.Call(w.ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: 1100, DeviceScaleFactor: 1}); err != nil {
@@ -332,9 +332,8 @@ func (w *window) wide(width int64) {
 }
 
 // TestDashboardOfThePast reads the records of a real server as a user would: a
-// worker's timeline by mouse and by keyboard, why it was in a state at a past
-// time, the effect of another policy, and the savings. It also signs in with an
-// issuer.
+// worker's timeline by mouse and by keyboard, why at a past time, the effect of
+// another policy, and the savings. It also signs in through an OIDC issuer.
 func TestDashboardOfThePast(t *testing.T) {
 	chrome := startBrowser(t)
 	issuer := oidctest.New(t)
@@ -375,13 +374,13 @@ func (w *window) timeline(url string) {
 	w.until(`document.querySelector('.chart svg path.active')?.getAttribute('d').length > 10`)
 	w.wide(1360)
 	w.both("timeline", "light", "dark")
-	// Unrecorded time is hatched, and not shown as quiet.
+	// Unrecorded time is hatched and not shown as quiet.
 	w.press("Show as tables")
 	w.sees(`States, newest first.*Unknown\s+No data recorded`)
 	w.sees(`cloudwatch\s+5 %\s+\d`)
 	w.accessible("the tables of a timeline")
 
-	// By keyboard: an hour back, then why it was so then.
+	// By keyboard: move an hour back in the timeline, and open why at that time.
 	js[bool](w, `(document.querySelector('.chart').focus(), true)`)
 	before := js[int](w, `Number(document.querySelector('.chart').getAttribute('aria-valuenow'))`)
 	w.key("ArrowLeft", 37)
@@ -401,7 +400,7 @@ func (w *window) timeline(url string) {
 	w.sees(`Paused.*lease held`)
 	w.until(`document.querySelectorAll('.mark.pause').length > 3 && document.querySelectorAll('.mark.resume').length > 3`)
 	w.both("timeline-week", "dark")
-	// By mouse: in the middle of a pause.
+	// By mouse: click in the middle of a pause.
 	at := js[[]float64](w, `(() => { const c = document.querySelector('.chart'); c.scrollIntoView({block: 'center'}); const r = c.getBoundingClientRect(); const m = [...document.querySelectorAll('.on.paused')].pop().getBoundingClientRect(); return [m.x + m.width / 2, r.y + 30] })()`)
 	do(w, chromedp.MouseClickXY(at[0], at[1]))
 	w.sees(`Why was it stopped\?.*stopped it at .*idle timeout`)
@@ -414,8 +413,8 @@ func (w *window) timeline(url string) {
 	w.press("Close")
 }
 
-// charts shows CPU, activity and cost. Where nothing is recorded the chart says
-// unknown and draws no line.
+// charts checks the charts of CPU, activity and cost. In unrecorded time, a chart
+// must say unknown and draw no line.
 func (w *window) charts(url string) {
 	w.visit(url + "/workers/w-routing-1")
 	w.until(`['CPU', 'In use', 'Compute cost'].every((c) => document.querySelector('[data-chart="' + c + '"] canvas'))`)
@@ -426,11 +425,11 @@ func (w *window) charts(url string) {
 	}
 	js[bool](w, `(`+cpu+`.focus(), true)`)
 	said := func() string { return js[string](w, cpu+`.getAttribute('aria-valuetext')`) }
-	for range 2 { // an hour ago
+	for range 2 { // to an hour ago
 		w.key("ArrowLeft", 37)
 	}
 	w.until(cpu + `.getAttribute('aria-valuetext').includes(' %')`)
-	// Pixels of the line at a share of the time.
+	// ink returns how many pixels the line has at a time in the past.
 	ink := func(back time.Duration) int {
 		return js[int](w, `(() => {
 			const plot = document.querySelector('[data-chart="CPU"]'), c = plot.querySelector('canvas'), a = c.getBoundingClientRect(), o = plot.querySelector('.u-over').getBoundingClientRect()
@@ -445,7 +444,7 @@ func (w *window) charts(url string) {
 	if known, gap := ink(time.Hour), ink(135*time.Minute); known == 0 || gap != 0 {
 		w.t.Errorf("the line has %d pixels where there are readings, and %d where there are none", known, gap)
 	}
-	for range 2 { // two hours ago, when it was not checked
+	for range 2 { // to two hours ago, when the worker was not checked
 		w.key("ArrowLeft", 37)
 	}
 	if got := said(); strings.Contains(got, "%") {
@@ -458,7 +457,7 @@ func (w *window) charts(url string) {
 	w.until(`document.querySelector('[data-unpriced]') && !document.querySelector('[data-chart="Compute cost"]')`)
 }
 
-// heat holds the cells of the heat map to what the script had the workers do.
+// heat compares the cells of the heat map with what the workers did in the script.
 func (w *window) heat(url string, p *past) {
 	w.visit(url + "/savings?by=worker&days=30")
 	w.until(`document.querySelector('.heatcells canvas')?.dataset.rows > 2`)
@@ -490,7 +489,7 @@ func (w *window) heat(url string, p *past) {
 				all += n
 			}
 			for what, n := range did {
-				if n*10 < all*8 { // use counts for ten minutes more
+				if n*10 < all*8 { // a use counts for ten more minutes
 					continue
 				}
 				if compared++; cells[h] != what {
@@ -520,7 +519,7 @@ func (w *window) heat(url string, p *past) {
 	w.accessible("the heat map")
 }
 
-// agent is the same past of a machine that watches itself.
+// agent checks the pages about the same past of a machine with an agent.
 func (w *window) agent(url string) {
 	w.visit(url + "/agents/lab-7")
 	w.sees(`lab-7.*Timeline.*Running.*Unknown.*Signal active`)
@@ -532,7 +531,7 @@ func (w *window) agent(url string) {
 	js[bool](w, `(document.querySelector('.chart').focus(), true)`)
 	before := js[int](w, `Number(document.querySelector('.chart').getAttribute('aria-valuenow'))`)
 	w.key("PageDown", 34)
-	w.until(`Number(document.querySelector('.chart').getAttribute('aria-valuenow')) < $1 - 50`, before) // an hour, from the nearest five minutes
+	w.until(`Number(document.querySelector('.chart').getAttribute('aria-valuenow')) < $1 - 50`, before) // an hour back from the nearest five minutes
 	w.key("Enter", 13)
 	w.until(`new URLSearchParams(location.search).get('at')`)
 	w.sees(`Explanation for .*Why was it running\?.*From the check at.*cpu\s+(active|quiet)`)
@@ -577,7 +576,7 @@ func (w *window) preview(url string) {
 	w.press("Preview")
 	w.sees(`aggressive, changed\s+idle after 45 min`)
 
-	// What else a policy can say.
+	// Other settings of a simulated policy.
 	for _, v := range []string{"one-schedule:office", "one-sources:cml,agent"} {
 		js[bool](w, `(() => { const [id, v] = $1.split(':'), e = document.querySelector('#' + id); e.value = v; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`, v)
 	}
@@ -586,7 +585,7 @@ func (w *window) preview(url string) {
 	w.accessible("a preview of what a policy can say")
 	w.picture("preview-changed")
 
-	// Thresholds of agents: what its day's load is then called.
+	// Thresholds for agents: how the laptop's day is judged with them.
 	js[bool](w, `(() => { const e = document.querySelector('#of'); e.value = 'agents'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
 	w.until(`document.querySelector('#one-cpu') && !document.querySelector('#one-schedule')`)
 	w.press("Preview")
@@ -608,7 +607,7 @@ func (w *window) savings(url string) {
 	w.both("savings", "light", "dark")
 	js[bool](w, `(() => { const e = document.querySelector('.filters select'); e.value = 'tag'; e.dispatchEvent(new Event('change', {bubbles: true})); return true })()`)
 	w.sees(`By tag team.*training.*network`)
-	// The export equals the output of the command line.
+	// The exported file equals the output of the command line.
 	js[bool](w, `(() => { const plain = URL.createObjectURL; URL.createObjectURL = (b) => { window.exported = b.text(); return plain.call(URL, b) }; HTMLAnchorElement.prototype.click = () => {}; return true })()`)
 	w.press("Export CSV")
 	w.until(`window.exported`)
@@ -618,8 +617,7 @@ func (w *window) savings(url string) {
 	}
 }
 
-// reader is a journal whose first read blocks halfway until its caller gives
-// up.
+// reader is a journal whose first read blocks halfway, until its caller gives up.
 type reader struct {
 	records []evidence.Record
 
@@ -642,7 +640,7 @@ func (p *reader) Read(ctx context.Context, q evidence.Query, yield func(evidence
 		}
 		if slow && i > len(p.records)/2 {
 			for range 5 {
-				pause() // so that the next entries are reported
+				pause() // so that progress is reported for the next entries
 			}
 			if err := yield(r); err != nil {
 				return nil, err

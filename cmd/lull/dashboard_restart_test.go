@@ -13,10 +13,10 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestDashboardServerRestarts kills a real server under an open page, again and
-// again, while things happen, and starts it anew: whatever was acknowledged is
-// on the page then, once, in its order, and at no moment was the newest of what
-// is shown older than before.
+// TestDashboardServerRestarts kills and restarts a real server under an open page,
+// again and again, while things happen. It checks that everything that was
+// acknowledged is then on the page, once and in order, and that the newest entry on
+// the page never gets older.
 func TestDashboardServerRestarts(t *testing.T) {
 	chrome := startBrowser(t)
 	bin, err := exec.LookPath("lull")
@@ -60,17 +60,17 @@ func TestDashboardServerRestarts(t *testing.T) {
 			errtest.None(t, snooze())
 		}
 		gone := make(chan error)
-		go func() { // further connections until none is answered
+		go func() { // keep connecting until the server no longer answers
 			for snooze() == nil {
 			}
 			close(gone)
 		}()
 		errtest.None(t, r.Server.Process.Kill())
-		_ = r.Server.Wait() // it was killed
+		_ = r.Server.Wait() // an error, because it was killed
 		<-gone
 		w.until(`document.querySelector('.link.offline')`)
 		to := serve()
-		for range 10 { // the page has not found the server yet
+		for range 10 { // until the page has noticed that the server is gone
 			errtest.None(t, snooze())
 		}
 		way.lead(to)
@@ -84,7 +84,7 @@ func TestDashboardServerRestarts(t *testing.T) {
 		if len(want) < acknowledged {
 			t.Fatalf("round %d: %d entries of %d changes", round, len(want), acknowledged)
 		}
-		// Repeats are folded into the row of the newest.
+		// Repeated entries are folded into the row of the newest.
 		const shown = `[...document.querySelectorAll('#entries [data-entry]')].flatMap((e) => [e.dataset.entry, ...(e.dataset.folded ?? '').split(' ').filter(Boolean)]).map(Number)`
 		w.until(`((all) => $1.every((id) => all.includes(id)))(`+shown+`)`, want)
 		got := slices.DeleteFunc(js[[]int64](w, shown), func(id int64) bool { return !slices.Contains(want, id) })

@@ -21,24 +21,24 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// patience bounds every wait of the browser tests: the machine may be loaded.
+// patience is the time limit for every wait of the browser tests, long enough for a
+// loaded machine.
 const patience = 2 * time.Minute
 
 var unauthorized = regexp.MustCompile(`\b401\b`)
 
-// finds is an expression for what a user would press under a name: a
-// button, link or option, in the open dialog if there is one.
+// finds is a script that returns the element that a user would press to activate a
+// name: a button, link or option, in the open dialog if there is one.
 const finds = `[...(document.querySelector('dialog[open]') ?? document).querySelectorAll('button, a, summary, label, select')]
 	.find((e) => (e.getAttribute('aria-label') ?? e.innerText).trim() === $1 && e.getAttribute('aria-disabled') !== 'true')`
 
-// axe is the accessibility checker of Deque (MPL 2.0), as it comes.
+// axe is Deque's accessibility checker (MPL 2.0), unmodified.
 //
 //go:embed testdata/dashboard/axe.min.js
 var axe string
 
-// TestDashboard is a user at the dashboard of a real server, with a real
-// browser, over a simulated cloud: every page, in light and dark, and what
-// can be done on it.
+// TestDashboard uses the dashboard of a real server over a simulated cloud in a real
+// browser: it opens every page, in light and dark, and performs the actions on it.
 func TestDashboard(t *testing.T) {
 	chrome := startBrowser(t)
 	r := newWatched(t)
@@ -56,14 +56,14 @@ func TestDashboard(t *testing.T) {
 		do   func(*window, *watched)
 	}{{"tabs", (*window).tabs}, {"fleet", (*window).fleet}, {"warning", (*window).warning}, {"worker", (*window).worker}, {"halt", (*window).halt}, {"pages", (*window).pages}} {
 		if !t.Run(step.name, func(t *testing.T) { step.do(w.in(t), r) }) {
-			return // the next step would wait for the state that this one did not reach
+			return // the next step depends on the state that this one should have reached
 		}
 	}
 }
 
-// tabs signs in once and is signed in in a tab that a link opens. Signing out of
-// one, and a token that is revoked, ends the session in both, also in a page that
-// is just being loaded. No script can read what the session needs.
+// tabs checks sessions in several tabs. A tab that a link opens is signed in too.
+// Signing out in one tab, or revoking the token, ends the session in both, even in a
+// page that is still loading. No script can read what the session needs.
 func (w *window) tabs(r *watched) {
 	const out, in = `document.querySelector('#token')`, `document.querySelector('nav')`
 	other := tab(w.t, w.ctx, r.url+"/audit")
@@ -137,8 +137,8 @@ func (w *window) fleet(r *watched) {
 	w.accessible("an empty list")
 }
 
-// warning is answered from its link: to look changes nothing, however often
-// and by whom; the button on the page acts, once.
+// warning checks the links in a warning: opening one changes nothing, however often
+// and by whom, and the button on its page acts once.
 func (w *window) warning(r *watched) {
 	link := r.mail.link(w.t, "campus-2", warning.Extend)
 	state := func() worker.Worker {
@@ -149,7 +149,7 @@ func (w *window) warning(r *watched) {
 		}
 		return f
 	}
-	for _, method := range []string{"GET", "HEAD", "GET"} { // as programs that scan mail do
+	for _, method := range []string{"GET", "HEAD", "GET"} { // like programs that scan mail
 		req, err := http.NewRequestWithContext(w.t.Context(), method, link, nil)
 		if err != nil {
 			w.t.Fatal(err)
@@ -228,7 +228,7 @@ func (w *window) worker(r *watched) {
 	w.press("Resume")
 	w.until(`document.querySelector('h1 .badge:is(.active, .idle, .pausing_soon, .checking)') && /Last resumed\s+[^n].*by first-admin/s.test(document.body.innerText)`)
 
-	// Of one that was not used lately badge, answer and state say the same.
+	// For a worker that has not been used lately, badge, answer and state agree.
 	w.visit(r.url + "/workers/" + r.ids["research-1"])
 	w.until(`document.querySelector('h1 .badge.idle')`)
 	w.sees(`Why is it still running\?\s+Idle for 1 h[^.]* of 7 d\..*State\s+Idle: 1 h[^.]* of 7 d\b`)
@@ -241,8 +241,8 @@ func (w *window) worker(r *watched) {
 	w.forgive("status of 404")
 }
 
-// alone makes an exception and a policy for the worker that is shown, and ends
-// them.
+// alone adds an exception and a policy for the worker that is shown, and removes
+// both.
 func (w *window) alone(r *watched) {
 	w.press("Add exception")
 	w.until(`document.querySelector('dialog[open] #o-reason')`)
@@ -269,7 +269,7 @@ func (w *window) alone(r *watched) {
 	choose("", `Idle timeout\s+1 h\b`)
 }
 
-// Modifiers of the DevTools protocol.
+// Modifier keys of the DevTools protocol.
 const ctrlKey, shiftKey = 2, 8
 
 func (w *window) halt(r *watched) {
@@ -338,9 +338,8 @@ func (w *window) pages(r *watched) {
 	w.rules(r)
 }
 
-// early reads the savings of a server that has run for minutes: no rate, no
-// pattern of a week and no line twice, and the page says that there is not enough
-// data yet.
+// early checks the savings of a server that has run for minutes only: no rate, no
+// weekly pattern and no repeated lines, and a note that there is not enough data yet.
 func (w *window) early(r *watched) {
 	w.visit(r.url + "/savings")
 	w.until(`document.querySelector('[data-testid=early]')`)
@@ -359,8 +358,8 @@ func (w *window) early(r *watched) {
 	}
 }
 
-// audit searches the audit log by worker, user and kind, further back than one
-// page, and in a table that is saved.
+// audit searches the audit log by worker, user and kind of actor, back beyond the
+// first page, and in the table that is downloaded.
 func (w *window) audit(r *watched) {
 	for i := range 60 {
 		for _, body := range []map[string]any{{"minutes": 60 + i}, {}} {
@@ -399,8 +398,8 @@ func (w *window) audit(r *watched) {
 	w.sees("No matching entries")
 }
 
-// channels adds a mailbox that also writes to each worker's contacts, changes
-// it where the settings are, and removes it.
+// channels adds a mailbox that also sends to each worker's contacts, changes it on
+// the settings page, and removes it.
 func (w *window) channels(r *watched) {
 	contacts := func() bool {
 		w.t.Helper()
@@ -452,7 +451,7 @@ func (w *window) channels(r *watched) {
 	w.sees("mail.*Working")
 }
 
-// hosts are on the pages of hosts.
+// hosts checks the pages about hosts.
 func (w *window) hosts(r *watched) {
 	r.hosts()
 	w.visit(r.url + "/hosts")
@@ -465,7 +464,7 @@ func (w *window) hosts(r *watched) {
 	for end := time.Now().Add(patience); time.Now().Before(end); do(w, chromedp.Reload()) {
 		w.sees(`Why is it running\?.*2 connections are open`)
 		if !w.holds(`/did not answer in time/.test(document.body.innerText)`) {
-			break // else the page is as slow as a loaded machine: desk has a second and a half
+			break // retry: on a loaded machine, desk may miss its time limit of 1.5 s
 		}
 	}
 	w.sees(`Why is it running\?.*2 connections are open.*checked.*2 connections are open`)
@@ -484,9 +483,9 @@ func (w *window) hosts(r *watched) {
 	w.forgive("status of 404")
 }
 
-// agents checks which server a machine reports to, and that silent and outdated
-// machines are marked. The report to another server is inserted into the
-// answer; the server's own tests cover its form.
+// agents checks that the page shows which server a machine reports to, and marks
+// silent and outdated machines. The report to another server is inserted into the
+// answer; the server's own tests check its form.
 func (w *window) agents(r *watched) {
 	w.visit(r.url + "/agents")
 	w.sees("No agents yet")
@@ -513,7 +512,7 @@ func (w *window) agents(r *watched) {
 	w.both("agents", "light")
 }
 
-// rules makes a schedule, a policy and an exception, and puts them on workers.
+// rules creates a schedule, a policy and an exception, and assigns them to workers.
 func (w *window) rules(r *watched) {
 	w.visit(r.url + "/schedules")
 	w.press("New schedule")
@@ -591,8 +590,8 @@ func (w *window) rules(r *watched) {
 	w.sees(`Rules.*Policy\s+patient.*Idle timeout\s+8 h 20 min`)
 }
 
-// narrow holds pages to the width of a phone: none is wider, and every page is
-// in sight in the menu.
+// narrow checks pages at the width of a phone: none is wider, and the menu shows
+// every page.
 func (w *window) narrow(url string) {
 	w.t.Helper()
 	w.wide(390)
@@ -603,7 +602,7 @@ func (w *window) narrow(url string) {
 			: [...document.querySelectorAll('body *')].filter((e) => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML.slice(0, 80))`); len(wide) > 0 {
 			w.t.Errorf("%q is wider than a narrow screen: %q", page, wide)
 		}
-		w.until(`document.querySelector('nav').getBoundingClientRect().height < 64`) // one line
+		w.until(`document.querySelector('nav').getBoundingClientRect().height < 64`) // the menu has one line
 		w.pressAt("nav button.pages")
 		w.until(`[...document.querySelectorAll('nav li a, nav .theme select')].every((a) => { const r = a.getBoundingClientRect(); return r.width > 0 && r.left >= 0 && r.right <= innerWidth && r.bottom <= innerHeight })`)
 		w.pressAt("nav button.pages")

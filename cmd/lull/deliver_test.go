@@ -38,7 +38,7 @@ func documents(t *testing.T, name string) []map[string]any {
 	}
 }
 
-// at walks into what YAML holds: names and indexes.
+// at returns the value at a path of names and indexes in decoded YAML.
 func at(t *testing.T, v any, path ...any) any {
 	t.Helper()
 	for _, p := range path {
@@ -60,8 +60,8 @@ func at(t *testing.T, v any, path ...any) any {
 	return v
 }
 
-// TestKubernetesManifest checks that the manifest only uses flags and variables
-// of lull server, and that every reference in it has a target.
+// TestKubernetesManifest checks that the manifest uses only flags and variables of
+// lull server, and that every reference in it has a target.
 func TestKubernetesManifest(t *testing.T) {
 	var set map[string]any
 	names := map[string]bool{}
@@ -105,11 +105,11 @@ func TestKubernetesManifest(t *testing.T) {
 			t.Errorf("%s is %s, where nothing is mounted", name, value)
 		}
 	}
-	// A certificate for the names of the pods is of a private CA.
+	// A certificate for the names of the pods comes from a private CA.
 	if env["LULL_SERVER_PEER_CA"] == "" {
 		t.Error("its servers cannot ask each other: no one signs the names of pods but a CA that has to be named")
 	}
-	// The process accepts these settings unchanged.
+	// lull server accepts the settings of the manifest as they are.
 	dir := t.TempDir()
 	env["LULL_SERVER_PEER_CA"] = authority(t, dir)
 	file := filepath.Join(dir, "server.yaml")
@@ -126,8 +126,8 @@ func TestKubernetesManifest(t *testing.T) {
 	}
 }
 
-// TestCloudFormation checks that the template parses and grants exactly the
-// calls that the server makes.
+// TestCloudFormation checks that the template parses, and that it grants exactly the
+// permissions for the calls that the server makes.
 func TestCloudFormation(t *testing.T) {
 	var doc yaml.Node
 	errtest.None(t, yaml.Unmarshal([]byte(contents(t, "../../etc/examples/cloudformation.yaml")), &doc))
@@ -144,7 +144,7 @@ func TestCloudFormation(t *testing.T) {
 	if !found {
 		t.Fatal("the role has no policies")
 	}
-	// Comments and keys of conditions are no actions.
+	// Comments and keys of conditions are not actions.
 	policies = regexp.MustCompile(`(?m)^ *#.*$|"(?:ec2|aws):[^"]*": `).ReplaceAllString(policies, "")
 	granted := map[string]bool{}
 	for _, m := range regexp.MustCompile(`\b(ec2|cloudwatch|sts|iam|ssm|pricing):([A-Z]\w+)`).FindAllStringSubmatch(policies, -1) {
@@ -195,7 +195,8 @@ func TestCloudFormation(t *testing.T) {
 	}
 }
 
-// authority is a file below dir with a certificate in PEM.
+// authority writes a CA certificate to a PEM file below dir and returns the file's
+// path.
 func authority(t *testing.T, dir string) string {
 	t.Helper()
 	web := httptest.NewTLSServer(http.NotFoundHandler())

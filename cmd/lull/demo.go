@@ -15,7 +15,7 @@ import (
 	"lull/internal/cli/term"
 )
 
-// demoCommand is lull demo.
+// demoCommand returns the verb lull demo.
 func (c *cli) demoCommand() *cobra.Command {
 	var serve, visit string
 	var length time.Duration
@@ -43,9 +43,10 @@ the demo and removes everything.`,
 			}
 			o := demo.Options{Term: c.Term, Program: self, For: length}
 			if cfg, _, err := resolve(c.Getenv, "", cmd.Flags()); err == nil {
-				o.Kernel, _ = findKernel(cfg) // the demo says that there is none
+				o.Kernel, _ = findKernel(cfg) // the demo reports that there is none
 			}
-			// A terminal that closes, or a reader that ends, must not leave programs.
+			// The demo's programs must end even if the terminal is closed or the
+			// output's reader ends.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
 			defer stop()
 			signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)

@@ -15,9 +15,9 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// TestScanIsTold checks that an empty fleet with default settings scans the
-// default region and lists instances of CML images. The scan counts the
-// instances that it found and skipped, and names regions that did not answer.
+// TestScanIsTold checks that a fleet with default settings scans the default region
+// and lists instances of CML images. The scan must count the instances that it found
+// and skipped, and name the regions that did not answer.
 func TestScanIsTold(t *testing.T) {
 	inCloud(t, twoRegions(), nil, func(r *cloudRig) {
 		t := r.t
@@ -47,9 +47,9 @@ func TestScanIsTold(t *testing.T) {
 	})
 }
 
-// TestWhyWithBothPlaces checks that with LULL_HOST and LULL_SERVER set, lull
-// why explains instances of the host and workers of the server. A name that
-// both have means the host's, unless --server is given.
+// TestWhyWithBothPlaces checks that with LULL_HOST and LULL_SERVER set, lull why
+// explains instances of the host and workers of the server. A name that exists in
+// both means the host's instance unless --server is given.
 func TestWhyWithBothPlaces(t *testing.T) {
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		path := strings.TrimPrefix(r.URL.Path, "/api/v1")

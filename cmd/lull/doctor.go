@@ -44,7 +44,7 @@ See also lull server doctor and lull agent doctor.`,
 		}}
 }
 
-// runningHost returns the status of the host that runs on this machine.
+// runningHost returns the status of this machine's running host.
 func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -55,11 +55,12 @@ func (c *cli) runningHost(ctx context.Context) (hostctl.Status, error) {
 	return cl.Status(ctx)
 }
 
-// runningFindings returns what the running host reports about itself. It may see
-// other prerequisites than this process, which found those in here.
+// runningFindings returns findings about the running host, from the host's own
+// report. Its prerequisites may differ from those that this process found, which are
+// in here.
 func runningFindings(run hostctl.Status, here term.Findings) (l term.Findings) {
 	l.Add("host", true, fmt.Sprintf("version %s runs as process %d since %s, with its data in %s", run.Version, run.PID, term.Time(run.StartedAt), run.DataDir), "")
-	if len(run.Faults) > 0 { // each says what to do
+	if len(run.Faults) > 0 { // each fault says what to do
 		l.Hint(strings.Join(run.Faults, "; "))
 	}
 	for _, name := range slices.Sorted(maps.Keys(run.Missing)) {

@@ -8,8 +8,8 @@ import (
 	"lull/internal/platform/journal"
 )
 
-// journal returns the options of a server's evidence. validate has let only
-// numbers through.
+// journal returns the options of the server's evidence journal. validate has checked
+// the numbers.
 func (cfg *serverConfig) journal(log *slog.Logger) journal.Options {
 	days, _ := strconv.Atoi(cfg.EvidenceDays)
 	size, _ := strconv.ParseInt(cfg.EvidenceMiB, 10, 64)

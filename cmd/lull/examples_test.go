@@ -6,7 +6,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestEveryCommandHasAnExample checks every command that does something.
+// TestEveryCommandHasAnExample checks that the help of every command that does
+// something has an example.
 func TestEveryCommandHasAnExample(t *testing.T) {
 	for name, cmd := range leaves() {
 		if cmd.Example == "" {

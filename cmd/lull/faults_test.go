@@ -13,12 +13,13 @@ import (
 	"lull/internal/cli/topics"
 )
 
-// internals are words of Go and of its libraries that no user needs.
+// internals matches words of Go and its libraries, which messages to users must not
+// contain.
 var internals = regexp.MustCompile(`strconv|arg\(s\)|invalid argument|unmarshal|context deadline|pflag|cobra|%!|0x[0-9a-f]{4}|goroutine|<nil>|command ".*" for "`)
 
 // TestWrongArguments gives every verb too few and too many arguments, unknown flags,
-// and a wrong value for every flag that is not a text: each is a usage error in
-// plain words, and nothing is asked.
+// and a wrong value for each flag that is not free text. It checks that each is a
+// usage error without words of Go, and that no request is sent.
 func TestWrongArguments(t *testing.T) {
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		t.Errorf("%s %s was asked", r.Method, r.URL)
@@ -65,7 +66,7 @@ func TestWrongArguments(t *testing.T) {
 	}
 }
 
-// TestTypos checks what is suggested for words that are no verbs.
+// TestTypos checks the suggestions for unknown verbs.
 func TestTypos(t *testing.T) {
 	for typed, want := range map[string]string{
 		"startt": "lull start", "stat": "lull start, lull status", "kill": "lull stop", "unpause": "lull resume", "images": "lull image ls", "fleet": "lull worker", "Run": "lull run",
@@ -80,8 +81,8 @@ func TestTypos(t *testing.T) {
 	}
 }
 
-// TestTopics prints every topic of lull help: it fits 80 columns, and the help of
-// lull itself names it.
+// TestTopics checks that every topic of lull help fits 80 columns and is named by the
+// help of lull.
 func TestTopics(t *testing.T) {
 	help, _, _ := lullWith(nil, "--help")
 	for _, topic := range topics.All() {

@@ -21,9 +21,10 @@ import (
 	"lull/internal/sim/world"
 )
 
-// TestWaitEndsWithTheWorker follows verbs of a worker against a server over a
-// simulated cloud: each ends when the worker got there, with 1 if it ended
-// elsewhere, and with 0 when it is detached.
+// TestWaitEndsWithTheWorker runs verbs that wait for a worker, against a server over
+// a simulated cloud. It checks that each ends when the worker has reached the
+// requested state, exits with 1 if the worker ends up in another state, and with 0
+// when detached.
 func TestWaitEndsWithTheWorker(t *testing.T) {
 	scenario := world.Config{Regions: []world.RegionConfig{{Name: home}}, Timing: world.Timing{CMLBoot: world.Duration(time.Minute), Background: -1},
 		Workers: []world.WorkerConfig{{Name: "one", Region: home}}}
@@ -71,7 +72,7 @@ func TestWaitEndsWithTheWorker(t *testing.T) {
 			_, _, _, _ = r.lull("worker", c[0], "one", "--wait")
 		}
 
-		// Ctrl-C detaches: the worker continues.
+		// Ctrl-C detaches, and the operation continues.
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan int, 1)
 		var errs string
@@ -92,8 +93,8 @@ func TestWaitEndsWithTheWorker(t *testing.T) {
 	})
 }
 
-// TestFollowOnATerminal checks that a verb of a worker waits by itself when it runs
-// on a terminal, with a spinner that is gone in the end, and does not with
+// TestFollowOnATerminal checks that a verb for a worker waits by default on a
+// terminal, with a spinner that is removed at the end, and that it does not wait with
 // --no-wait or without a terminal.
 func TestFollowOnATerminal(t *testing.T) {
 	reads := 0
@@ -152,7 +153,7 @@ func TestFollowOnATerminal(t *testing.T) {
 	}
 }
 
-// onTerminal runs f with a new terminal to write to, and stores what it wrote.
+// onTerminal runs f with a new terminal, and stores what f writes to it in seen.
 func onTerminal(t *testing.T, seen *bytes.Buffer, f func(terminal io.Writer)) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

@@ -19,26 +19,26 @@ import (
 )
 
 // portKeeper keeps listening sockets in another process, so that clients queue while
-// this one is restarted.
+// the daemon is restarted.
 type portKeeper interface {
 	Listen(ctx context.Context, id string, addrs []string) ([]net.Listener, error)
 	Unhold(ctx context.Context, id string) error
 }
 
-// sharedPort is the id under which the shared HTTP port is kept.
+// sharedPort is the ID under which the shared HTTP port is kept.
 const sharedPort = "shared-http"
 
-// portLimit bounds one request to what keeps the sockets.
+// portLimit is the time limit of one request to the portKeeper.
 const portLimit = 10 * time.Second
 
-// gates are the relay's halves of all instances.
+// gates holds the gates of all instances.
 type gates struct {
 	relay *relay.Router
 	front *relay.Front
 	ports portKeeper
 
 	mu   sync.Mutex
-	open map[string]bool // ids under which ports are kept
+	open map[string]bool // IDs under which ports are kept
 }
 
 // has reports whether ports are kept under id.
@@ -48,14 +48,14 @@ func (g *gates) has(id string) bool {
 	return g.open[id]
 }
 
-// gate is the relay's half of one instance, as the host uses it.
+// gate is the relay's half of one instance, as used by the host.
 type gate struct {
 	*relay.Instance
 	all *gates
-	id  string // under which its ports are kept; empty without ports
+	id  string // the ID under which its ports are kept; empty without ports
 }
 
-// add opens the relay's ports of an instance.
+// add opens the relay's ports for an instance.
 func (g *gates) add(t host.RelayTarget) (host.Gate, error) {
 	opt, err := relayOptions(t.Noise)
 	if err != nil {
@@ -78,7 +78,7 @@ func (g *gates) add(t host.RelayTarget) (host.Gate, error) {
 	return one, nil
 }
 
-// listen opens the ports, or takes those that an earlier daemon had.
+// listen opens the ports. Ports that an earlier daemon opened are taken over.
 func (g *gate) listen(t host.RelayTarget) error {
 	addrs := make([]string, len(t.Endpoints))
 	for n, e := range t.Endpoints {
@@ -86,7 +86,7 @@ func (g *gate) listen(t host.RelayTarget) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), portLimit)
 	defer cancel()
-	g.id = t.ID + ".relay" // apart from the sockets kept for the program itself
+	g.id = t.ID + ".relay" // differs from the ID of sockets kept for the program itself
 	g.all.mu.Lock()
 	g.all.open[g.id] = true
 	g.all.mu.Unlock()
@@ -105,8 +105,9 @@ func (g *gate) listen(t host.RelayTarget) error {
 	return nil
 }
 
-// listenAgain opens ports. An address that a daemon and a supervisor that were
-// killed together still close is tried again for a moment.
+// listenAgain opens ports. If an address is still in use, it retries for a moment,
+// because a daemon and a supervisor that were killed together may still be closing
+// it.
 func listenAgain(ctx context.Context, p portKeeper, id string, addrs []string) (ls []net.Listener, err error) {
 	for range 20 {
 		if ls, err = p.Listen(ctx, id, addrs); !errors.Is(err, syscall.EADDRINUSE) {
@@ -130,7 +131,8 @@ func keepListening(ctx context.Context, p portKeeper, id, addr string) (net.List
 	return ls[0], nil
 }
 
-// bothFamilies makes the address of every address of one family that of both.
+// bothFamilies returns addr with the unspecified address of one family replaced by
+// that of both.
 func bothFamilies(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	if ip, perr := netip.ParseAddr(host); err == nil && perr == nil && ip.IsUnspecified() {
@@ -156,8 +158,8 @@ func relayOptions(n *instance.Noise) (relay.Options, error) {
 	return opt, nil
 }
 
-// Close permanently releases the ports. Connections that are still open are cut
-// after a moment.
+// Close releases the ports permanently. Connections that are still open are cut after
+// a second.
 func (g *gate) Close() error {
 	g.all.front.Unroute(g.Instance)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

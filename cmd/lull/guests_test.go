@@ -29,9 +29,9 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// TestGuestsPage does what docs/guests.md says, command by command, with QEMU
-// and runc: the page's directory, image and ports are the test's. What it ran
-// must answer then, and every flag that the page names must be one.
+// TestGuestsPage runs the commands in docs/guests.md one after the other, with QEMU
+// and runc; only the directory, image and ports are the test's. It checks that the
+// guests answer afterwards, and that every flag named by the page exists.
 func TestGuestsPage(t *testing.T) {
 	kernel := os.Getenv("LULL_GUEST_KERNEL")
 	if kernel == "" {
@@ -55,7 +55,7 @@ func TestGuestsPage(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
-			t.Log(err) // a daemon that is ending may still write
+			t.Log(err) // a daemon that is ending may still be writing
 		}
 	})
 	t.Cleanup(func() { endShim(filepath.Join(dir, "work", "host", "shim")) })
@@ -82,7 +82,7 @@ func TestGuestsPage(t *testing.T) {
 	}
 	after = append(after, pagetest.Step{Text: "lull why vm && lull image ls && lull image prune && lull doctor"})
 	for _, flag := range flags {
-		if flag == "--health-interval" { // Docker's
+		if flag == "--health-interval" { // a flag of Docker
 			continue
 		}
 		after = append(after, pagetest.Step{Text: "for verb in run host 'instance clone' 'instance logs' 'image prune'; do lull $verb --help; done | grep -q -- ' " + flag + "[ =]'"})
@@ -98,8 +98,8 @@ func TestGuestsPage(t *testing.T) {
 	}
 }
 
-// webFiles makes the files of a guest whose program /usr/bin/api is a web server
-// at port 80.
+// webFiles creates the files of a guest whose program /usr/bin/api is a web server on
+// port 80.
 func webFiles(t *testing.T, dir string) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -116,8 +116,8 @@ func webFiles(t *testing.T, dir string) string {
 	return dir
 }
 
-// webImage is a reference to an image of those files in a registry of the test's
-// own.
+// webImage returns a reference to an image of those files in a registry that the test
+// runs.
 func webImage(t *testing.T, dir string) string {
 	t.Helper()
 	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))

@@ -20,13 +20,13 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files again")
 
-// rendered are the commands whose help testdata/help.txt has as it is printed.
-// The texts of all commands are in docs/reference/cli.md.
+// rendered are the commands whose rendered help is in testdata/help.txt. The texts of
+// all commands are in docs/reference/cli.md.
 var rendered = []string{"lull", "lull run", "lull worker", "lull worker set", "lull agent", "lull server", "lull settings set"}
 
-// TestHelp holds every line of every help to 80 columns, checks that rendering
-// drops no word of its texts, and compares some with testdata/help.txt, which
-// make generate writes.
+// TestHelp checks that the help of every command fits 80 columns and that rendering
+// it drops no word. It compares some with testdata/help.txt, which make generate
+// writes.
 func TestHelp(t *testing.T) {
 	var all, out bytes.Buffer
 	root := newCLI(nil, &out, &out, func(string) string { return "" }).root()
@@ -48,7 +48,7 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%s --help: %d columns: %s", cmd.CommandPath(), n, line)
 			}
 		}
-		words := strings.Join(strings.Fields(strings.ReplaceAll(help, "\\\n", " ")), " ") // a long example is continued with a backslash
+		words := strings.Join(strings.Fields(strings.ReplaceAll(help, "\\\n", " ")), " ") // a backslash continues a long example
 		texts := []string{cmp.Or(cmd.Long, cmd.Short), cmd.Example}
 		for _, sub := range cmd.Commands() {
 			if sub.IsAvailableCommand() {

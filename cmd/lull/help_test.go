@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestHelpStyle holds every short help to one line of at most 60 characters
-// that starts with a verb's capital letter and has no full stop, and every flag
-// to a description that starts in lower case.
+// TestHelpStyle checks that every short help is one line of at most 60 characters
+// that starts with a capital and has no full stop, and that the description of every
+// flag starts in lower case.
 func TestHelpStyle(t *testing.T) {
 	seen := 0
 	var walk func(*cobra.Command)

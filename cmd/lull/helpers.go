@@ -15,10 +15,9 @@ import (
 
 const harnessName = "lull-harness"
 
-// findHelper returns the path of a helper program: the one that the user named,
-// the one inside this binary (unpacked below the data directory), or the one
-// beside this binary, whether or not it exists there. Where there is no
-// lull-shim, lull itself is it.
+// findHelper returns the path of a helper program: named, if the user set it; the one
+// inside this binary, which is unpacked below the data directory; or one beside this
+// binary, whether or not it exists. If there is no lull-shim, it returns lull itself.
 func findHelper(named, data, name string) (string, error) {
 	if named != "" {
 		return named, nil
@@ -37,7 +36,8 @@ func findHelper(named, data, name string) (string, error) {
 	return beside, nil
 }
 
-// describeHelper says where findHelper would find a program, and writes nothing.
+// describeHelper returns where findHelper would find a program, and how to check
+// that. It writes nothing.
 func describeHelper(named, data, name string) (where string, check string, err error) {
 	if named == "" && bundle.Has(name) {
 		return "inside lull", "", nil

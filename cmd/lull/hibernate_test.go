@@ -12,13 +12,14 @@ import (
 	"lull/internal/sim/world"
 )
 
-// TestLaunchedWorkerHibernates checks that a worker launched from a template
-// with the policy balanced hibernates when it is idle, and resumes where it
-// was. The simulated EC2 refuses every launch or stop that Amazon's would
-// refuse: a root volume that is not encrypted or too small for the memory, a
-// type that cannot hibernate, hibernation not requested at the launch. Its CML
-// has a self-signed certificate. Without the template's TLS identity its
-// telemetry is unknown, and it is never paused.
+// TestLaunchedWorkerHibernates checks that a worker launched from a template with the
+// policy balanced is hibernated when it is idle and resumes with its memory.
+//
+// The simulated EC2 refuses every launch or stop that Amazon's would refuse: a root
+// volume that is not encrypted or too small for the memory, a type that cannot
+// hibernate, and hibernation that was not enabled at the launch. The worker's CML has
+// a self-signed certificate. Without the template's TLS identity, its telemetry is
+// unknown, and it is never paused.
 func TestLaunchedWorkerHibernates(t *testing.T) {
 	for name, c := range map[string]struct {
 		template   map[string]any
@@ -84,7 +85,7 @@ func TestLaunchedWorkerHibernates(t *testing.T) {
 				}
 				want := boots + 1
 				if c.hibernates {
-					want = boots // a resume is no boot
+					want = boots // a resume from hibernation is no boot
 				}
 				if i := machine(); i.Boots != want {
 					t.Errorf("it has booted %d times, want %d", i.Boots, want)

@@ -28,7 +28,7 @@ import (
 	"lull/internal/runtime/process"
 )
 
-// What help says on this platform.
+// Help texts that differ between platforms.
 const (
 	intro = `To see it work, run lull demo. To run instances on this machine, start lull host, then
 use lull run.`
@@ -65,9 +65,10 @@ instances and leaves running ones running. --stop-all stops them all.`,
 	return cmd
 }
 
-// runHost opens everything a host daemon needs and runs it until ctx ends.
+// runHost opens everything that a host daemon needs and runs the daemon until ctx
+// ends.
 func (c *cli) runHost(ctx context.Context, cfg hostConfig, open bool) error {
-	debug.SetGCPercent(50) // it keeps thousands of records and makes little garbage
+	debug.SetGCPercent(50) // the daemon keeps thousands of records and produces little garbage
 	d := &hostDaemon{cli: c, openPage: open, cfg: cfg, getenv: c.Getenv, log: slog.New(slog.NewTextHandler(c.Err, nil)), faults: raiseFiles(uint64(cfg.Files)),
 		runtimes: map[string]host.Runtime{}, missing: map[string]error{}}
 	defer d.close()
@@ -79,14 +80,14 @@ func (c *cli) runHost(ctx context.Context, cfg hostConfig, open bool) error {
 	return d.run(ctx)
 }
 
-// hostMetrics returns the metrics of lull host and its process.
+// hostMetrics returns a registry with the metrics of h and of this process.
 func hostMetrics(h *host.Host) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(h.Collector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return reg
 }
 
-// identify asks every runtime which instance a process belongs to.
+// identify returns the instance that a process belongs to, by asking every runtime.
 func identify(runtimes map[string]host.Runtime, pid int) (string, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(runtimes)) {
@@ -119,8 +120,8 @@ func raiseFiles(want uint64) (faults []string) {
 	return nil
 }
 
-// hostSockets opens the API's socket (mode 0600) and, beside it, LULL_SOCKET,
-// which any local user may connect to: the kernel identifies the caller.
+// hostSockets opens the API's socket with mode 0600 and, beside it, LULL_SOCKET. Any
+// local user may connect to LULL_SOCKET, because the kernel identifies the caller.
 func hostSockets(path string) (api, guests *unixsock.Listener, err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

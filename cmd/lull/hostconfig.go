@@ -22,7 +22,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// hostConfig is everything that can be set about lull host.
+// hostConfig holds all settings of lull host.
 type hostConfig struct {
 	Data       string
 	Socket     string
@@ -42,7 +42,8 @@ type hostConfig struct {
 	Channel    string
 	StopAll    bool
 	Docker     string
-	// DockerSocket is an absolute path other than that of Docker's own socket.
+	// DockerSocket is the absolute path of the socket that lull puts in front of
+	// Docker's. It must differ from Docker's own socket.
 	DockerSocket string
 	Memory       string
 	Wakes        uint
@@ -102,8 +103,8 @@ var hostOptions = []options.Option[hostConfig]{
 	hostOption("stop-all", "LULL_HOST_STOP_ALL", "bool", "stop every instance when the host exits, instead of leaving them running", func(c *hostConfig) any { return &c.StopAll }),
 }
 
-// formerHostOptions maps the names that settings of lull host had in the last
-// release to their present names.
+// formerHostOptions maps the names of settings in the last release to the present
+// names.
 var formerHostOptions = map[string]string{
 	"probe":        "probe-interval",
 	"files":        "max-open-files",
@@ -122,18 +123,18 @@ func defaultHostConfig(getenv func(string) string) hostConfig {
 		Memory: "auto", Wakes: 4, WakeWait: 45 * time.Second, ImageAge: 7 * 24 * time.Hour, ImageSpace: "0", Layer: "10G", ReportEvery: 15 * time.Second}
 }
 
-// cpuPercent is the threshold of processor time in percent of one processor.
+// cpuPercent returns the CPU threshold in percent of one CPU.
 func (c hostConfig) cpuPercent() (float64, error) {
 	text, ok := strings.CutSuffix(c.CPU, "%")
 	f, err := strconv.ParseFloat(text, 64)
-	if !ok || err != nil || !(f > 0 && f <= 100) { // no NaN either
+	if !ok || err != nil || !(f > 0 && f <= 100) { // also rejects NaN
 		return 0, fmt.Errorf("%q is not a percentage above 0%% and up to 100%%, such as 2.5%%", c.CPU)
 	}
 	return f, nil
 }
 
-// resolve reads every source. Every fault is reported, each naming the
-// variable, flag or line.
+// resolve reads the settings from all sources. The error joins every fault, each with
+// its variable, flag or line.
 func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hostConfig, []options.Setting, error) {
 	cfg := defaultHostConfig(getenv)
 	read, err := options.ReadFile(file)
@@ -182,13 +183,13 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 	return cfg, out, errors.Join(errs...)
 }
 
-// guestSocket is the name of LULL_SOCKET in the directory that containers are
-// given.
+// guestSocket is the name of LULL_SOCKET in the directory that is mounted into
+// containers.
 const guestSocket = "guest.sock"
 
-// guestPath returns the path of LULL_SOCKET for the API's socket: guest.sock
-// for host.sock, and NAME.guest.sock for NAME.sock, so that several hosts can
-// have their sockets in one directory.
+// guestPath returns the path of LULL_SOCKET that belongs to the API's socket:
+// guest.sock beside host.sock, and NAME.guest.sock beside NAME.sock, so that several
+// hosts can share a directory.
 func guestPath(api string) string {
 	dir, base := filepath.Split(api)
 	if name := strings.TrimSuffix(base, ".sock"); name != "host" {
@@ -197,8 +198,8 @@ func guestPath(api string) string {
 	return dir + guestSocket
 }
 
-// placeSocket makes the socket's path absolute: containers are given its
-// directory, and programs LULL_SOCKET, whose working directory is another.
+// placeSocket makes the path of the API's socket absolute, because containers and
+// programs use that path with other working directories.
 func (c *hostConfig) placeSocket() error {
 	abs, err := filepath.Abs(c.Socket)
 	if err != nil || c.Socket == "" {
@@ -213,8 +214,8 @@ func (c *hostConfig) placeSocket() error {
 	return nil
 }
 
-// placeDockerSocket makes the path of the socket in front of Docker's absolute, and
-// takes Docker's own in the form of DOCKER_HOST too.
+// placeDockerSocket makes the path of the socket in front of Docker's absolute.
+// Docker's own socket may be given in the form of DOCKER_HOST.
 func (c *hostConfig) placeDockerSocket() error {
 	c.Docker = strings.TrimPrefix(c.Docker, "unix://")
 	if c.DockerSocket == "" {
@@ -225,7 +226,7 @@ func (c *hostConfig) placeDockerSocket() error {
 		return fmt.Errorf("cannot use docker-socket: %w", err)
 	}
 	c.DockerSocket = abs
-	// Docker's path may lead through a link, as /var/run does.
+	// Docker's path may contain a symbolic link, such as /var/run.
 	front, ferr := filepath.EvalSymlinks(filepath.Dir(abs))
 	engine, eerr := filepath.EvalSymlinks(filepath.Dir(c.Docker))
 	switch {
@@ -254,8 +255,8 @@ func (c *hostConfig) checkListen() error {
 	return nil
 }
 
-// checkReporting validates the settings for reporting to a server, and
-// determines the host's name.
+// checkReporting validates the settings for reporting to a server, and sets the
+// host's name.
 func (c *hostConfig) checkReporting() error {
 	if c.Server == "" {
 		if c.ServerCommands {
@@ -278,14 +279,14 @@ func (c *hostConfig) checkReporting() error {
 	return c.Check("host", reporting.HostOption)
 }
 
-// bindFlags declares the flags; their values are read by resolve.
+// bindFlags defines the flags. resolve reads their values.
 func bindFlags(f *pflag.FlagSet, getenv func(string) string) {
 	term.AcceptFormer(f, formerHostOptions)
 	options.Bind(f, defaultHostConfig(getenv), hostOptions)
 	f.Lookup("docker").NoOptDefVal = dockerSocket
 }
 
-// configHost is lull config host.
+// configHost returns the verb lull config host.
 func (c *cli) configHost() *cobra.Command {
 	var file string
 	cmd := options.Command(&c.Term, "host", "Show the settings of lull host", func(flags *pflag.FlagSet) ([]options.Setting, error) {
@@ -297,7 +298,7 @@ func (c *cli) configHost() *cobra.Command {
 	return cmd
 }
 
-// hostSettingsPage is the generated reference of lull host's settings.
+// hostSettingsPage returns the generated reference of lull host's settings.
 func hostSettingsPage() string {
 	var b strings.Builder
 	b.WriteString("# Settings of lull host\n\nGenerated from cmd/lull/hostconfig.go. Precedence: flag, environment, config file (`--config`), default.\n\n")

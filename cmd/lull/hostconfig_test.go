@@ -19,8 +19,8 @@ func flags() *pflag.FlagSet {
 	return f
 }
 
-// TestResolvePrecedence sets one value everywhere and takes the sources away
-// one by one.
+// TestResolvePrecedence sets one value in every source, and checks which one applies
+// as the sources are removed one by one.
 func TestResolvePrecedence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	errtest.None(t, os.WriteFile(file, []byte("pause-after: 1s\n"), 0o600))
@@ -47,8 +47,8 @@ func TestResolvePrecedence(t *testing.T) {
 	check(time.Minute, "default", "", flags())
 }
 
-// TestSocketIsAbsolute checks that the socket's path is made absolute: programs
-// and containers get its directory, and have another working directory.
+// TestSocketIsAbsolute checks that the socket's path is made absolute, because
+// programs and containers use it with other working directories.
 func TestSocketIsAbsolute(t *testing.T) {
 	t.Chdir(t.TempDir())
 	none := func(string) string { return "" }
@@ -70,8 +70,8 @@ func TestSocketIsAbsolute(t *testing.T) {
 	}
 }
 
-// TestDashboardAddress checks that the dashboard is not served in the clear outside
-// loopback unless that is asked for, and that commands need a server.
+// TestDashboardAddress checks that the dashboard is not served without TLS outside
+// loopback unless that is allowed explicitly, and that commands require a server.
 func TestDashboardAddress(t *testing.T) {
 	for args, ok := range map[string]bool{
 		"--listen 127.0.0.1:7071": true, "--listen [::1]:0": true, "--listen localhost:0": true, "--listen 0.0.0.0:7071": false, "--listen :7071": false,
@@ -87,7 +87,7 @@ func TestDashboardAddress(t *testing.T) {
 }
 
 // TestFormerNames checks that the names that flags and config keys had in the last
-// release still work and are not shown.
+// release still work, and that help does not show them.
 func TestFormerNames(t *testing.T) {
 	none := func(string) string { return "" }
 	value := func(l []options.Setting, name string) string {
@@ -136,8 +136,8 @@ func TestFormerNames(t *testing.T) {
 	}
 }
 
-// FuzzConfigFile reads anything as a config file: it is used or refused, and a
-// refusal names the file.
+// FuzzConfigFile checks that any config file is either accepted or rejected with an
+// error that names the file.
 func FuzzConfigFile(f *testing.F) {
 	f.Add("probe-interval: 2s\nstop-after: 1m\n")
 	f.Add("probe: [1]\n")

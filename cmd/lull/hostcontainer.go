@@ -20,8 +20,8 @@ import (
 	"lull/internal/runtime/process"
 )
 
-// newContainers makes the container runtime on top of the process runtime. An
-// error names the missing prerequisite.
+// newContainers returns the container runtime on top of the process runtime. The
+// error names a missing prerequisite.
 func newContainers(cfg hostConfig, images *oci.Store, rt *process.Runtime) (*container.Runtime, error) {
 	if err := container.Check(rt); err != nil {
 		return nil, err
@@ -34,8 +34,9 @@ func newContainers(cfg hostConfig, images *oci.Store, rt *process.Runtime) (*con
 	return container.New(container.Config{Dir: filepath.Join(cfg.Data, "containers"), Process: rt, Images: images, Guests: guests})
 }
 
-// shareGuests puts LULL_SOCKET into a directory of its own, which containers are
-// given: a daemon that comes after this one puts its socket there, too.
+// shareGuests creates LULL_SOCKET in a directory of its own, which is mounted into
+// containers. A later daemon creates its socket in the same directory, so containers
+// see that too.
 func shareGuests(dir, socket string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("cannot create the directory of LULL_SOCKET for containers: %w", err)

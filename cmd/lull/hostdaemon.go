@@ -43,15 +43,15 @@ import (
 	"lull/internal/shim"
 )
 
-// stopAllWithin is how long the parts of a host may take to end. With --stop-all
-// it covers the stop grace of every instance.
+// stopAllWithin is the time limit for the end of a host's parts. With --stop-all, it
+// covers the stop grace of every instance.
 const stopAllWithin = 30 * time.Minute
 
-// hostDaemon is the wiring of lull host. Its open methods fill it in the order
-// in which runHost calls them; close undoes them in reverse.
+// hostDaemon holds the parts of lull host. Its open methods create them in the order
+// in which runHost calls them, and close undoes that in reverse.
 type hostDaemon struct {
 	cli      *cli
-	openPage bool // prints a sign-in link
+	openPage bool // print a sign-in link
 	cfg      hostConfig
 	getenv   func(string) string
 	log      *slog.Logger
@@ -69,7 +69,7 @@ type hostDaemon struct {
 	images     *oci.Store
 	containers *docker.Runtime // nil without --docker
 	runtimes   map[string]host.Runtime
-	missing    map[string]error // runtimes that could not be opened
+	missing    map[string]error // why a runtime could not be opened, by runtime
 
 	evidence *journal.Journal
 	events   *events.Log
@@ -115,7 +115,7 @@ func (d *hostDaemon) openListeners(context.Context) (err error) {
 	}
 	d.closeLater(func() { d.api.Close(); d.guests.Close() })
 	if d.cfg.DockerSocket != "" {
-		// It gets the owner and mode of Docker's own once Docker answers.
+		// It gets the owner and mode of Docker's own socket once Docker answers.
 		if d.docker, err = unixsock.Listen(d.cfg.DockerSocket, 0o600); err != nil {
 			return err
 		}
@@ -163,16 +163,15 @@ func (d *hostDaemon) openProcesses(ctx context.Context) (err error) {
 	return nil
 }
 
-// observe compares an instance with its workload. An instance that is gone by now
-// needs no comparison.
+// observe compares an instance with its workload, unless the instance is gone.
 func (d *hostDaemon) observe(id, why string) {
 	if err := d.h.Observe(id, why); err != nil {
 		d.log.Debug("not observed", "instance", id, "err", err)
 	}
 }
 
-// started takes over a unit that others have started. Its runtime repeats it if that
-// fails.
+// started adopts a unit that was started outside lull. If that fails, the unit's
+// runtime calls it again.
 func (d *hostDaemon) started(id, why string) {
 	if err := d.h.StartedOutside(context.Background(), id, why); err != nil {
 		d.log.Warn("a unit that runs is not followed yet", "instance", id, "err", err)
@@ -193,7 +192,7 @@ func (d *hostDaemon) openSharedPort(ctx context.Context) (err error) {
 }
 
 // openGuests opens the runtimes of containers and microVMs. A host works without
-// them; missing says why.
+// them; missing has the reasons.
 func (d *hostDaemon) openGuests(context.Context) (err error) {
 	if d.images, err = oci.OpenStore(filepath.Join(d.cfg.Data, "images"), oci.Limits{}); err != nil {
 		return err
@@ -301,8 +300,8 @@ func (d *hostDaemon) openHost(context.Context) error {
 	return err
 }
 
-// halts reads the recorded halts of this host and of its fleet. A fleet's halt
-// ends when the host no longer reports to a server.
+// halts reads the recorded halts of this host and of its fleet. A halt of the fleet
+// is dropped if the host no longer reports to a server.
 func (d *hostDaemon) halts() (own, fleet *idle.HaltedBy, err error) {
 	if own, err = d.files.Halted(); err != nil {
 		return nil, nil, fmt.Errorf("cannot read whether the host is halted: %w", err)
@@ -318,7 +317,7 @@ func (d *hostDaemon) halts() (own, fleet *idle.HaltedBy, err error) {
 	return own, fleet, nil
 }
 
-// followClock tells the host when the wall clock is set, if the kernel reports
+// followClock notifies the host when the wall clock is set, if the kernel reports
 // that.
 func (d *hostDaemon) followClock(ctx context.Context) error {
 	if err := wall.OnStep(ctx, d.h.ClockStepped); err != nil {
@@ -328,9 +327,9 @@ func (d *hostDaemon) followClock(ctx context.Context) error {
 	return nil
 }
 
-// run starts the parts in this order and ends them in reverse. The relay carries
-// connections before instances are taken over, so that clients of a restarting
-// daemon wait instead of being refused.
+// run starts the parts in this order and ends them in reverse. The relay accepts
+// connections before instances are adopted, so that clients of a restarting daemon
+// wait instead of being refused.
 func (d *hostDaemon) run(ctx context.Context) error {
 	metrics := promhttp.HandlerFor(hostMetrics(d.h), promhttp.HandlerOpts{})
 	handler := d.apiHandler(metrics)
@@ -378,7 +377,7 @@ func (d *hostDaemon) run(ctx context.Context) error {
 		if d.cfg.StopAll {
 			d.h.StopAll(context.WithoutCancel(ctx))
 		}
-		d.relay.Unlisten() // new connections wait for the next daemon
+		d.relay.Unlisten() // new connections queue for the next daemon
 		return nil
 	}))
 	g := task.NewGroup("", tasks...)
@@ -386,7 +385,8 @@ func (d *hostDaemon) run(ctx context.Context) error {
 	return g.Run(ctx)
 }
 
-// runInstances adopts the recorded instances and then manages them until ctx ends.
+// runInstances adopts the recorded instances, calls ready, and manages the instances
+// until ctx ends.
 func (d *hostDaemon) runInstances(ctx context.Context, ready func()) error {
 	if err := d.h.Load(ctx, d.recs); err != nil {
 		d.log.Error("some instances could not be adopted unchanged", "err", err)
@@ -400,7 +400,7 @@ func (d *hostDaemon) runInstances(ctx context.Context, ready func()) error {
 	return d.h.Run(ctx)
 }
 
-// ready names the runtimes that can start instances.
+// ready returns the names of the runtimes that can start instances.
 func (d *hostDaemon) ready() string {
 	missing := d.h.Missing()
 	return strings.Join(slices.DeleteFunc(slices.Sorted(maps.Keys(d.runtimes)), func(name string) bool { return missing[name] != nil }), " ")
@@ -424,8 +424,8 @@ func (d *hostDaemon) apiHandler(metrics http.Handler) http.Handler {
 	return h
 }
 
-// serve answers requests on ln. Streams do not end on their own, so they are cut
-// a second after the task was asked to end.
+// serve returns a task that answers requests on ln. Streams do not end by themselves,
+// so all connections are cut a second after the task was asked to end.
 func serve(ln net.Listener, h http.Handler) task.Task {
 	return task.Func("requests on "+ln.Addr().String(), func(ctx context.Context, ready func()) error {
 		s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ConnContext: httpx.WithPeer}

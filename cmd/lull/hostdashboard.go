@@ -25,16 +25,17 @@ import (
 )
 
 const (
-	openAddress = "127.0.0.1:7071" // of the dashboard with lull host --open
-	openTTL     = 5 * time.Minute  // of a sign-in link
+	openAddress = "127.0.0.1:7071" // the dashboard's address with lull host --open
+	openTTL     = 5 * time.Minute  // lifetime of a sign-in link
 
-	// dashboardStore bounds the memory of sessions and of the record of commands.
+	// dashboardStore is the maximum size of the dashboard's in-memory store, which
+	// holds sessions and the record of commands.
 	dashboardStore = 16 << 20
 )
 
-// dashboard is a host's own dashboard: a server that knows this host alone and
-// keeps its state in memory, so sessions end with the daemon. The host reports
-// to it as to any server.
+// dashboard is a host's own dashboard: a server for this host alone, with its state
+// in memory, so that sessions end with the daemon. The host reports to it as to any
+// server.
 type dashboard struct {
 	api     *server.Server
 	tokens  *access.Tokens
@@ -42,7 +43,7 @@ type dashboard struct {
 	base    string
 
 	mu    sync.Mutex
-	users map[string]string // IDs of the tokens that links are made from, by user
+	users map[string]string // ID of the token from which a user's links are made, by user
 }
 
 func newDashboard(cfg hostConfig, l net.Listener, h *host.Host, commands *report.Commands, faults []string, log *slog.Logger) (*dashboard, error) {
@@ -74,7 +75,7 @@ func (d *dashboard) tasks() []task.Task {
 	return []task.Task{d.api, task.Loop("reports to the dashboard", d.reports.Run)}
 }
 
-// link returns a link that signs user in, once.
+// link returns a link that signs a user in once.
 func (d *dashboard) link(ctx context.Context, user string) (hostctl.Link, error) {
 	if d == nil {
 		return hostctl.Link{}, errors.New("this host serves no dashboard: start it with --listen " + openAddress)
@@ -99,7 +100,7 @@ func (d *dashboard) link(ctx context.Context, user string) (hostctl.Link, error)
 	return hostctl.Link{URL: d.base + server.SignInPath + "#" + secret, ExpiresAt: until}, err
 }
 
-// localUser is the user who runs this process.
+// localUser returns the name of the user who runs this process.
 func localUser() string {
 	if u, err := user.Current(); err == nil {
 		return u.Username

@@ -10,12 +10,13 @@ import (
 	"lull/internal/core/instance"
 )
 
-// maxReserve is the most that an automatic budget leaves to the rest of the
-// machine, in bytes; it leaves a tenth otherwise.
+// maxReserve is the maximum memory, in bytes, that an automatic budget leaves to the
+// rest of the machine. Up to that it leaves a tenth.
 const maxReserve = 1 << 30
 
-// budget is the memory of instances of a known size, 0 for no bound, and what
-// reads how much the machine can still give; nil where a user set the bound.
+// budget returns the memory budget for instances of known size, 0 for no limit, and a
+// function that reads how much memory the machine has available. The function is nil
+// if a user has set the budget.
 func (c hostConfig) budget() (bytes int64, available func() (int64, error), err error) {
 	switch c.Memory {
 	case "0":
@@ -59,7 +60,7 @@ func (c hostConfig) layer() (int64, error) {
 	return size, err
 }
 
-// readMeminfo is the machine's memory and what of it can be had, in bytes.
+// readMeminfo returns the machine's total and available memory in bytes.
 func readMeminfo() (total, available int64, err error) {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

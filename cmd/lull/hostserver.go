@@ -16,7 +16,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// newReporter makes what reports to the server of cfg; nil without one.
+// newReporter returns the part that reports to the server in cfg; nil if there is
+// none.
 func newReporter(cfg hostConfig, h *host.Host, commands *report.Commands, faults []string, log *slog.Logger) (*report.Reporter, error) {
 	if cfg.Server == "" {
 		return nil, nil
@@ -72,9 +73,8 @@ func (s hostServer) AwaitHalt(ctx context.Context, name string, t control.HaltTu
 	return cl.AwaitHostHalt(ctx, name, t)
 }
 
-// serverFinding describes the connection to the server that this host reports
-// to; none without a server. run is the running host's status, err why it is
-// missing.
+// serverFinding returns the finding about the connection to the server that this host
+// reports to, if any. run is the running host's status; err is why that is missing.
 func serverFinding(cfg hostConfig, run hostctl.Status, err error) []term.Finding {
 	l := run.Server
 	f := term.Finding{What: "server"}

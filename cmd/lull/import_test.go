@@ -25,7 +25,7 @@ const (
 	away = "eu-north-1"
 )
 
-// twoRegions have machines of every kind that import meets.
+// twoRegions returns a scenario with every kind of machine that can be imported.
 func twoRegions() world.Config {
 	plain := "ami-0000000000000d012"
 	return world.Config{
@@ -58,9 +58,9 @@ func (r *cloudRig) worker(id string) worker.Worker {
 	return w
 }
 
-// TestImportLooksUp checks that import accepts only an instance that exists in
-// EC2 at the given place. An EC2 that does not answer is an error, and nothing
-// is written before.
+// TestImportLooksUp checks that import accepts only an instance that exists in EC2 in
+// the given account and region. If EC2 does not answer, import must fail and write
+// nothing.
 func TestImportLooksUp(t *testing.T) {
 	inCloud(t, twoRegions(), map[string]any{"discovery_regions": home + "," + away, "discovery_import": "off"}, func(r *cloudRig) {
 		t := r.t
@@ -72,10 +72,10 @@ func TestImportLooksUp(t *testing.T) {
 			{home, gone, "", "not_found", home},
 			{away, gone, "", "not_found", away},
 			{"", gone, "", "not_found", home},
-			{home, far, "", "not_found", away}, // and the answer names its region
+			{home, far, "", "not_found", away}, // and the error names the instance's region
 			{home, gone, "ec2." + home, "ec2_unavailable", home},
 			{away, far, "ec2." + away, "ec2_unavailable", away},
-			{"", gone, "ec2." + away, "ec2_unavailable", away}, // it may be there
+			{"", gone, "ec2." + away, "ec2_unavailable", away}, // the instance may be in the region that does not answer
 			{"", far, "ec2." + away, "ec2_unavailable", away},
 			{home, "i-123", "", "invalid", "ec2_instance_id"},
 		} {
@@ -106,9 +106,8 @@ func TestImportLooksUp(t *testing.T) {
 	})
 }
 
-// TestSourcesAtImport checks that the activity sources of an imported worker
-// follow from what can be observed of the machine, unless a user chooses
-// others.
+// TestSourcesAtImport checks that the activity sources of an imported worker are
+// chosen by what can be observed of its machine, unless a user chooses them.
 func TestSourcesAtImport(t *testing.T) {
 	inCloud(t, twoRegions(), map[string]any{"discovery_import": "off"}, func(r *cloudRig) {
 		t := r.t
@@ -149,7 +148,8 @@ func TestSourcesAtImport(t *testing.T) {
 				t.Errorf("why of %s: %q, %v", c.name, why.ActivitySourcesReason, err)
 			}
 		}
-		// What could not be probed is, once it can be; a CML that boots is waited for.
+		// A machine that could not be probed is probed later. A CML that is still
+		// booting gets time.
 		r.pass(20 * time.Minute)
 		if w := r.worker(ids["young"]); !slices.Equal(w.ActivitySources, []string{"cloudwatch"}) || w.DetectSources {
 			t.Errorf("young: %v, %q", w.ActivitySources, w.ActivitySourcesReason)
@@ -166,14 +166,14 @@ func TestSourcesAtImport(t *testing.T) {
 	})
 }
 
-// TestPlainMachineIsPaused imports two plain machines with defaults and arms
-// them. The quiet one is paused; the one that a user works on is not, by what
-// the user did, until the user has left.
+// TestPlainMachineIsPaused imports and arms two plain machines with default settings.
+// It checks that the quiet one is paused, and the one that a user works on only after
+// the user has left.
 func TestPlainMachineIsPaused(t *testing.T) {
 	rng := scaletest.Random(t)
 	inCloud(t, twoRegions(), map[string]any{"discovery_import": "off", "worker_idle_timeout_minutes": 30}, func(r *cloudRig) {
 		t := r.t
-		// CloudWatch has five-minute averages: use of less than that may not show.
+		// CloudWatch averages over five minutes, so shorter use may not show.
 		const length, resolution = 6 * time.Hour, 5 * time.Minute
 		begun := time.Now()
 		use := truth.Of(working(rng, begun, length-2*time.Hour)...)
@@ -204,7 +204,7 @@ func TestPlainMachineIsPaused(t *testing.T) {
 				}
 			}
 		}
-		// The machines were up for an hour before: what they did then is known, and
+		// The machines have been up for an hour. Their load in that hour is known, so
 		// the timeout may be over at the first check.
 		if at := paused["plain"]; at.IsZero() || at.Sub(begun) > time.Hour {
 			t.Errorf("the quiet machine was paused after %v (zero: never): %+v", at.Sub(begun), r.worker(ids["plain"]))
@@ -225,8 +225,8 @@ func TestPlainMachineIsPaused(t *testing.T) {
 	})
 }
 
-// working is a user who works for 6 to 40 minutes, and is away for less than
-// the idle timeout in between.
+// working returns use by someone who works for 6 to 40 minutes at a time, with breaks
+// shorter than the idle timeout.
 func working(rng *rand.Rand, from time.Time, length time.Duration) (out []truth.Span) {
 	for t := from.Add(-20 * time.Minute); t.Before(from.Add(length)); {
 		to := t.Add(6*time.Minute + time.Duration(rng.Int64N(int64(34*time.Minute))))

@@ -30,8 +30,8 @@ func files(t *testing.T, dir string) map[string]fs.FileMode {
 	return all
 }
 
-// TestMakeInstall checks that make install writes the right files, that they
-// work in place, and that make uninstall removes exactly these.
+// TestMakeInstall checks that make install writes the right files, that they work
+// where they are, and that make uninstall removes exactly these files.
 func TestMakeInstall(t *testing.T) {
 	bin, dest := t.TempDir(), t.TempDir()
 	errtest.None(t, programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-agent"))
@@ -58,7 +58,7 @@ func TestMakeInstall(t *testing.T) {
 			sh(t, path, "-n", filepath.Join(dest, "usr", file))
 		}
 	}
-	sh(t, "make", append(again, "install")...) // an upgrade
+	sh(t, "make", append(again, "install")...) // as in an upgrade
 	sh(t, "make", append(again, "uninstall")...)
 	after := files(t, dest)
 	for name := range after {
@@ -72,7 +72,7 @@ func TestMakeInstall(t *testing.T) {
 		}
 	}
 
-	// Installed below a prefix, the units name programs that are there.
+	// Units installed below a prefix refer to programs that exist.
 	prefix := filepath.Join(t.TempDir(), "opt")
 	sh(t, "make", "-C", filepath.Join("..", ".."), "--no-print-directory", "DESTDIR=", "PREFIX="+prefix, "BIN="+bin, "install")
 	analyze := need(t, "systemd-analyze")

@@ -21,7 +21,7 @@ import (
 	"lull/internal/store/mem"
 )
 
-// browser is the terminal of a user who opens the URL that it shows.
+// browser is a terminal whose user opens each URL that is printed.
 type browser struct {
 	mu    sync.Mutex
 	shown strings.Builder
@@ -36,7 +36,8 @@ func (b *browser) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLogin logs in by each flow, uses the login, has it renewed and forgets it.
+// TestLogin logs in with each flow, uses the login, and checks that it is renewed and
+// can be removed.
 func TestLogin(t *testing.T) {
 	i := oidctest.New(t)
 	i.Claims["groups"] = []string{"staff"}
@@ -116,7 +117,7 @@ func TestLogin(t *testing.T) {
 	if out, code := lull(page, "login", "--device"); code != 0 || !strings.Contains(out, "operator") {
 		t.Fatalf("login by device ended with %d: %s %s", code, out, page.shown.String())
 	}
-	// A login that has ended is renewed.
+	// An expired login is renewed.
 	kept, err := os.ReadFile(file)
 	errtest.None(t, err)
 	old := regexp.MustCompile(`"expires": "[^"]*"`).ReplaceAll(kept, []byte(`"expires": "2026-01-01T00:00:00Z"`))

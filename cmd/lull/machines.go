@@ -26,8 +26,7 @@ import (
 	"lull/internal/runtime/process"
 )
 
-// openMachines wires the microVM runtime. Its Missing lists the missing
-// prerequisites of guests.
+// openMachines returns the microVM runtime. Its Missing lists missing prerequisites.
 func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, rt *process.Runtime, h func() *host.Host) (*microvm.Runtime, error) {
 	if err := guestsFit(); err != nil {
 		return nil, err
@@ -49,8 +48,8 @@ func openMachines(cfg hostConfig, images *oci.Store, log *slog.Logger, rt *proce
 		}})
 }
 
-// guestsFit returns an error if this machine cannot run guests at all: they are
-// x86-64 machines with the helper of this machine inside.
+// guestsFit returns an error if this machine cannot run guests. Guests are x86-64
+// machines that contain the helper program of this machine.
 func guestsFit() error {
 	if runtime.GOARCH != "amd64" {
 		return errors.New("microVMs need an x86-64 machine, and this one is " + runtime.GOARCH)
@@ -58,10 +57,12 @@ func guestsFit() error {
 	return nil
 }
 
-// kernelDir is where a host looks for a guest kernel of its own.
+// kernelDir returns the directory in which a host looks for a guest kernel of its
+// own.
 func kernelDir(cfg hostConfig) string { return filepath.Join(cfg.Data, "guest-kernel") }
 
-// findKernel is the kernel that was asked for, or the first that can be used.
+// findKernel returns the configured guest kernel or, without one, the first that can
+// be used.
 func findKernel(cfg hostConfig) (string, error) {
 	if cfg.Kernel != "" {
 		_, err := microvm.FindKernel(cfg.Kernel)

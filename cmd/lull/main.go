@@ -1,8 +1,7 @@
-// Command lull finds idle compute, pauses it safely and brings it back the
-// moment it is needed.
+// Command lull finds idle compute, pauses it safely and resumes it when it is needed.
 //
-// This package is wiring only: it alone touches the environment, flags,
-// listeners, exit codes and the default logger. Each verb has its own file.
+// This package is wiring only. No other package uses the environment, flags,
+// listeners, exit codes or the default logger. Each verb has its own file.
 package main
 
 import (

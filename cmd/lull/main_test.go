@@ -13,12 +13,12 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// TestMain lets scripts run this package's main as the command lull.
+// TestMain lets test scripts run this package's main as the command lull.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"lull": main})
 }
 
-// TestScripts runs the command line as users do, against real daemons.
+// TestScripts runs scripts of commands as users type them, against real daemons.
 func TestScripts(t *testing.T) {
 	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	testscript.Run(t, testscript.Params{
@@ -87,7 +87,7 @@ func await(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Fatalf("lull %v never said %q; last:\n%s", args[1:], args[0], out)
 }
 
-// endShim ends a shim that a script's host left behind.
+// endShim ends a shim that the host of a script has left behind.
 func endShim(dir string) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 	"lull/internal/cli/term"
 )
 
-// manCommand writes a manual page for each verb; packages and make install call
-// it. The pages have the date of the build, so that two builds are equal.
+// manCommand returns the verb that writes a manual page for each verb, for packages
+// and make install. The pages have the date of the build, so that two builds of one
+// commit are equal.
 func (c *cli) manCommand() *cobra.Command {
 	return &cobra.Command{Use: "man DIR", Short: "Write the manual pages", Hidden: true, Args: term.Args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {

@@ -22,11 +22,11 @@ type metricInfo struct {
 	Labels           []string
 }
 
-// describedMetric reads what a Desc says of itself, which it says only as
-// text.
+// describedMetric parses the text of a prometheus.Desc, which is the only form in
+// which a Desc shows its content.
 var describedMetric = regexp.MustCompile(`fqName: "([^"]+)", help: ("(?:[^"\\]|\\.)*"), (?:unit: "[^"]*", )?constLabels: \{[^}]*\}, variableLabels: \{([^}]*)\}`)
 
-// catalogue lists the metrics of lull's own in a registry, by name.
+// catalogue lists lull's own metrics in a registry, by name.
 func catalogue(reg *prometheus.Registry) ([]metricInfo, error) {
 	kinds := map[string]string{}
 	families, err := reg.Gather()
@@ -56,7 +56,7 @@ func catalogue(reg *prometheus.Registry) ([]metricInfo, error) {
 		if m[3] != "" {
 			row.Labels = strings.Split(m[3], ",")
 		}
-		if row.Kind == "" { // it has had no value yet
+		if row.Kind == "" { // a metric without a value yet
 			row.Kind = "gauge"
 			if strings.HasSuffix(row.Name, "_total") || strings.HasSuffix(row.Name, "_count") {
 				row.Kind = "counter"
@@ -71,14 +71,14 @@ func catalogue(reg *prometheus.Registry) ([]metricInfo, error) {
 	return out, nil
 }
 
-// serverMetrics are those that lull server registers.
+// serverMetrics returns the metrics of lull server.
 func (c *cli) serverMetrics() ([]metricInfo, error) {
-	f, err := fleet.New(fleet.Options{ID: "reference"}) // its store is never read
+	f, err := fleet.New(fleet.Options{ID: "reference"}) // with no store, because none is read
 	if err != nil {
 		return nil, err
 	}
 	log := slog.New(slog.DiscardHandler)
-	dir, err := os.MkdirTemp("", "lull-metrics") // required to open a journal, which stays empty
+	dir, err := os.MkdirTemp("", "lull-metrics") // a journal needs a directory; nothing is written to it
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the metrics: %w", err)
 	}
@@ -101,7 +101,8 @@ func (c *cli) serverMetrics() ([]metricInfo, error) {
 	return catalogue(plane.metrics)
 }
 
-// metricsPage lists the metrics of a server and of a host.
+// metricsPage returns the generated reference of the metrics of a server and of a
+// host.
 func metricsPage(server, host []metricInfo) []byte {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\nGenerated from what the daemons register. Both serve them in Prometheus' format at `/metrics`, with those of the Go runtime and the\nprocess (`go_*`, `process_*`). Counters start at zero with the process. Alert rules and a dashboard:\netc/prometheus-rules.yaml, etc/grafana-dashboard.json.\n\n## lull server\n\nNeeds a viewer's token. Each server counts its own actions.\n\n")

@@ -16,12 +16,11 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// metricNames are the lull_ names in an expression.
+// metricNames matches the names of lull's metrics in an expression.
 var metricNames = regexp.MustCompile(`\blull_[a-z_]+`)
 
 // TestRulesAndDashboard checks that every metric that the alert rules and the
-// dashboard use is exported by the server or a host, with the labels that they
-// use.
+// dashboard use is exported by a server or a host, with the labels that they use.
 func TestRulesAndDashboard(t *testing.T) {
 	l, err := newCLI(nil, nil, nil, func(string) string { return "" }).serverMetrics()
 	if err != nil {
@@ -123,8 +122,8 @@ func panelExprs(t *testing.T) []string {
 	return out
 }
 
-// TestRulesParse has Prometheus' own tool read the alert rules, and the
-// expressions of the dashboard as rules.
+// TestRulesParse checks with promtool that the alert rules, and the expressions in
+// the dashboard, parse.
 func TestRulesParse(t *testing.T) {
 	tool := need(t, "promtool")
 	sh(t, tool, "check", "rules", "../../etc/prometheus-rules.yaml")

@@ -27,15 +27,14 @@ import (
 
 const hookKey = "0123456789abcdef0123456789abcdef"
 
-// receivers are the HTTP servers that a script's notifications go to.
+// receivers are the HTTP servers that receive a script's notifications.
 type receivers struct {
 	mu    sync.Mutex
 	all   map[string]*listening
 	posts map[string]*post
 }
 
-// post is the mail relay of a script. It counts the mails to each address that
-// the script has read.
+// post is the mail relay of a script.
 type post struct {
 	smtpsim.Relay
 	at map[string]int
@@ -46,7 +45,7 @@ type listening struct {
 	mu     sync.Mutex
 	broken bool
 	got    []string // bodies, in order
-	at     int      // the earlier ones have been read
+	at     int      // number of bodies that the script has read
 	links  map[string]string
 	faults []string
 }
@@ -91,8 +90,7 @@ func (rs *receivers) of(ts *testscript.TestScript, name string) *listening {
 	return l
 }
 
-// open starts a receiver: receiver NAME. Its address is in NAME_URL, the key
-// in NAME_KEY.
+// open starts a receiver: receiver NAME. Its URL is in NAME_URL, its key in NAME_KEY.
 func (rs *receivers) open(ts *testscript.TestScript, _ bool, args []string) {
 	l := &listening{}
 	l.Server = httptest.NewServer(l)
@@ -111,8 +109,8 @@ func (rs *receivers) set(ts *testscript.TestScript, name string, broken bool) {
 	l.broken = broken
 }
 
-// received waits for a message after the last one it was asked for that holds
-// all of some texts: received NAME TEXT...
+// received waits for a message that contains all of the texts, among those that
+// arrived after the last match: received NAME TEXT...
 func (rs *receivers) received(ts *testscript.TestScript, _ bool, args []string) {
 	l := rs.of(ts, args[0])
 	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); pause() {
@@ -172,8 +170,8 @@ func (rs *receivers) mailbox(ts *testscript.TestScript, _ bool, _ []string) {
 	ts.Setenv("RELAY", l.Addr().String())
 }
 
-// mailed waits for a mail to an address, after the last one it was asked for,
-// that holds all of some texts: mailed ADDRESS TEXT...
+// mailed waits for a mail to an address that contains all of the texts, among those
+// that arrived after the last match: mailed ADDRESS TEXT...
 func (rs *receivers) mailed(ts *testscript.TestScript, _ bool, args []string) {
 	rs.mu.Lock()
 	p := rs.posts[ts.Getenv("WORK")]
@@ -211,14 +209,14 @@ func (rs *receivers) remember(ts *testscript.TestScript, body string) {
 	}
 }
 
-// link follows a link of the last warning of the receiver hook, or of the mail
-// that was asked for last, as a browser does: link VERB look|give STATUS TEXT
+// link follows a link of the last warning, either of the receiver hook or of the last
+// mail that was waited for, as a browser does: link VERB look|give STATUS TEXT
 func (rs *receivers) link(ts *testscript.TestScript, _ bool, args []string) {
 	address := rs.of(ts, "hook").links[args[0]]
 	visit(ts, address, args[1] == "give", args[2], args[3])
 }
 
-// forged visits links without a valid signature: forged-link STATUS TEXT
+// forged opens links without a valid signature: forged-link STATUS TEXT
 func (rs *receivers) forged(ts *testscript.TestScript, _ bool, args []string) {
 	address := rs.of(ts, "hook").links[warning.Extend]
 	cut := strings.LastIndexByte(address, '.')
@@ -254,8 +252,8 @@ func visit(ts *testscript.TestScript, address string, give bool, status, text st
 	}
 }
 
-// notice waits until CML on a worker shows one notice, which holds a text, or
-// with a ! none that does: notice WORKER TEXT
+// notice waits until CML on a worker shows exactly one notice, which contains a text;
+// with a ! until no notice contains it: notice WORKER TEXT
 func notice(ts *testscript.TestScript, neg bool, args []string) {
 	hc := &http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	last := ""

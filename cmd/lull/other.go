@@ -8,7 +8,7 @@ import (
 	"lull/internal/cli/term"
 )
 
-// What help says on this platform.
+// Help texts that differ between platforms.
 const (
 	intro = `This is the command line alone. It manages a fleet through lull server, and instances
 through the socket of a lull host on Linux, such as one that ssh -L forwards.`
@@ -16,11 +16,12 @@ through the socket of a lull host on Linux, such as one that ssh -L forwards.`
 	agentShort = "Show and control the agents of Linux machines"
 )
 
-// hostCommand has verbs that ask a server, so help lists it.
+// hostCommand returns a command with the verbs that need a server, so that help lists
+// it.
 func (c *cli) hostCommand() *cobra.Command {
 	cmd := term.OnlyLinux("host", "")
 	cmd.Short, cmd.Hidden, cmd.DisableFlagParsing = "Show the hosts that report to a server", false, false
-	cmd.FParseErrWhitelist.UnknownFlags = true // accept the daemon's flags
+	cmd.FParseErrWhitelist.UnknownFlags = true // accept the daemon's flags, which only Linux has
 	return cmd
 }
 

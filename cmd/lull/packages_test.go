@@ -46,7 +46,7 @@ func TestPackages(t *testing.T) {
 	t.Run("apk", func(t *testing.T) { unpackedAPK(t, root(t), name+"apk", name+"rpm") })
 }
 
-// allUp has the functions of the scripts that run in a booted system.
+// allUp has the functions used by the scripts that run in a booted system.
 const allUp = `
 all_up() {
 	until lull ps && lull agent status; do sleep 1; done
@@ -60,7 +60,7 @@ pid() { systemctl show -p MainPID --value lull-$1.service; }
 perl_pid() { grep -lx perl /proc/[0-9]*/comm; }
 `
 
-// inBoot is the script that a system which boots with the .deb runs, as root.
+// inBoot is the script that runs as root in a system with the .deb.
 const inBoot = allUp + `
 all_up
 systemd-analyze verify --man=no lull-server.service lull-host.service lull-agent.service
@@ -100,7 +100,7 @@ dpkg --purge lull-agent
 test ! -e /var/lib/lull
 `
 
-// inMakeInstall has what make install and make uninstall run.
+// inMakeInstall is the script that runs make install and make uninstall.
 const inMakeInstall = allUp + `
 install() { /src/etc/install "$@" '' /usr/local /src/bin; }
 install
@@ -112,7 +112,7 @@ test ! -e /usr/local/bin/lull -a ! -e /etc/systemd/system/multi-user.target.want
 test -e /var/lib/lull/server -a -e /var/lib/lull/host
 `
 
-// bootedMake boots a system and runs make install and make uninstall in it.
+// bootedMake boots a system and runs inMakeInstall in it.
 func bootedMake(t *testing.T, root, programs string) {
 	sh(t, "mkdir", filepath.Join(root, "src"))
 	sh(t, "cp", "-a", "../../etc", filepath.Join(root, "src/etc"))
@@ -120,7 +120,7 @@ func bootedMake(t *testing.T, root, programs string) {
 	booted(t, root, inMakeInstall)
 }
 
-// bootedDeb boots a system with the .deb in which its units are enabled.
+// bootedDeb boots a system that has the .deb and in which its units are enabled.
 func bootedDeb(t *testing.T, root, dist string) {
 	deb := func(name string) string {
 		found, err := filepath.Glob(filepath.Join(dist, name+"_*_amd64.deb"))
@@ -145,8 +145,8 @@ func bootedDeb(t *testing.T, root, dist string) {
 	booted(t, root, inBoot)
 }
 
-// booted boots a system in a container and runs a script there, which fails the test
-// with the first of its commands that fails.
+// booted boots a system in a container and runs a script in it. It fails the test at
+// the first command that fails.
 func booted(t *testing.T, root, script string) {
 	t.Helper()
 	nspawn := need(t, "systemd-nspawn")
@@ -157,7 +157,7 @@ func booted(t *testing.T, root, script string) {
 	write("check", 0o755, "#!/bin/bash\nexec >/said 2>&1\nset -eEx\ntrap 'systemctl poweroff --no-block' EXIT\n"+script+"\ntouch /passed\n")
 	write("etc/systemd/system/check.service", 0o644, "[Unit]\nAfter=lull-server.service lull-host.service lull-agent.service\n[Service]\nExecStart=/check\nTimeoutStopSec=5\n[Install]\nWantedBy=multi-user.target\n")
 	sh(t, "chroot", root, "systemctl", "enable", "check.service")
-	// The container's control groups are below ones that the test removes.
+	// The container's control groups are below a group that the test removes.
 	group := fmt.Sprint("lull-boot-", os.Getpid())
 	t.Cleanup(func() {
 		dirs, err := filepath.Glob("/sys/fs/cgroup/*/" + group)
@@ -173,8 +173,8 @@ func booted(t *testing.T, root, script string) {
 done; shift; exec "$@"`
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	// The host duplicates sockets of the programs it pauses, which containers of
-	// systemd may not do by default.
+	// The host duplicates the sockets of the programs that it pauses. By default,
+	// systemd-nspawn does not permit that.
 	cmd := exec.CommandContext(ctx, "sh", "-ec", enter, "sh", group, nspawn, "--quiet", "--register=no", "--keep-unit", "--private-network",
 		"--system-call-filter=pidfd_getfd", "--console=pipe", "--boot", "-D", root)
 	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
@@ -186,12 +186,12 @@ done; shift; exec "$@"`
 	}
 }
 
-// inEvery are files of the .rpm and the .apk.
+// inEvery are files that the .rpm and the .apk must contain.
 var inEvery = []string{"/usr/bin/lull", "/usr/bin/lull-agent", "/etc/lull/agent.yaml", "/etc/default/lull-host", "/etc/default/lull-server", "/etc/default/lull-agent",
 	"/usr/lib/systemd/system/lull-host.service", "/usr/lib/systemd/system/lull-server.service", "/usr/lib/systemd/system/lull-agent.service", "/usr/lib/sysusers.d/lull.conf",
 	"/usr/share/bash-completion/completions/lull", "/usr/share/zsh/site-functions/_lull", "/usr/share/fish/vendor_completions.d/lull.fish", "/usr/share/man/man1/lull.1.gz", "/usr/share/man/man1/lull-agent.1.gz"}
 
-// accounts checks that a package has made the group and the server's user.
+// accounts checks that a package has created the group and the server's user.
 func accounts(t *testing.T, root string) {
 	t.Helper()
 	for file, want := range map[string]string{"etc/group": `(?m)^lull:`, "etc/passwd": `(?m)^lull-server:.*:/var/lib/lull/server:`} {
@@ -201,7 +201,7 @@ func accounts(t *testing.T, root string) {
 	}
 }
 
-// installedRPM has rpm install, upgrade and remove the package.
+// installedRPM installs, upgrades and removes the package with rpm.
 func installedRPM(t *testing.T, root, file string) {
 	rpm := func(arg ...string) string {
 		t.Helper()
@@ -251,12 +251,13 @@ func installedRPM(t *testing.T, root, file string) {
 	}
 }
 
-// unpackedAPK checks an .apk as apk would: the sums of its data and of each file, and
-// that it has the files of the .rpm. GNU tar unpacks it, and its script runs.
+// unpackedAPK checks an .apk as apk would: the checksums of its data and of each
+// file, and that it has the same files as the .rpm. It is unpacked with GNU tar, and
+// its script is run.
 func unpackedAPK(t *testing.T, root, file, rpm string) {
 	packed := []byte(contents(t, file))
 	r, z := bytes.NewReader(packed), new(gzip.Reader)
-	// member reads one of the gzip streams, and returns its compressed bytes too.
+	// member reads the next gzip stream. It returns the compressed bytes too.
 	member := func() (files map[string]*tar.Header, text map[string][]byte, raw []byte) {
 		start := len(packed) - r.Len()
 		errtest.None(t, z.Reset(r))

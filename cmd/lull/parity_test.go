@@ -22,17 +22,18 @@ import (
 	"lull/internal/sim/world"
 )
 
-// notForUsers are the operations that programs call, or that are answered
-// without the command line: reports of machines, links in warnings, health checks
-// and downloads.
+// notForUsers are operations that have no verb because programs call them, or
+// browsers: reports of machines, links in warnings, health checks and downloads.
 var notForUsers = []string{"report-agent", "await-halt-agent", "report-host", "await-halt-host", "ask-host", "enroll-agent", "agent-program",
 	"look-at-answer", "give-answer", "metrics", "reference", "openapi", "healthz"}
 
-// sameAs maps an operation to another one that its verb uses for the same
-// purpose. get-request is polled if the owner of a worker has not answered yet.
+// sameAs maps an operation to another that the same verb uses for the same purpose.
+// For example, get-request is polled if the owner of a worker does not answer
+// detect-idle at once.
 var sameAs = map[string]string{"get-request": "detect-idle", "delete-policy-group": "apply-policy", "simulate": "simulate-told", "worker-audit": "list-audit"}
 
-// covers is a verb that calls an operation. Code is its exit code here.
+// covers is a verb that calls an operation. Code is the exit code that it has in this
+// test.
 type covers struct {
 	op   string
 	args []string
@@ -43,7 +44,7 @@ func verb(op, line string) covers              { return covers{op, shellWords(li
 func refused(op, line string, code int) covers { return covers{op, shellWords(line), code} }
 func (c covers) named() string                 { return strings.Join(c.args, " ") }
 
-// parity lists a verb for every operation that users have, in an order in which a
+// parity has a verb for every operation that users need. The order is such that a
 // server with the worker one and the instance two can carry them out.
 var parity = []covers{
 	verb("readyz", "status"), verb("overview", "status"), verb("whoami", "status"), verb("get-halt", "worker ls"), refused("auth", "login", term.ExitFailed),
@@ -84,7 +85,8 @@ var parity = []covers{
 	verb("terminate-worker", "worker terminate one --yes --leave-license"), verb("forget-worker", "worker forget one"), verb("resign", "server resign"),
 }
 
-// operations are the operations of the server's API by method and path.
+// operations returns a pattern for the method and path of each operation of the
+// server's API, by ID.
 func operations(t *testing.T) map[string]*regexp.Regexp {
 	b, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "server-openapi.json"))
 	errtest.None(t, err)
@@ -106,9 +108,9 @@ func operations(t *testing.T) map[string]*regexp.Regexp {
 	return out
 }
 
-// TestEveryOperationHasAVerb compares the operations of the server's API with the
-// verbs, and runs each verb once against a server over a simulated cloud. The
-// verb must call its operation.
+// TestEveryOperationHasAVerb checks that every operation of the server's API has a
+// verb. It runs each verb once against a server over a simulated cloud, and checks
+// that the verb calls its operation.
 func TestEveryOperationHasAVerb(t *testing.T) {
 	ops := operations(t)
 	covered := map[string]bool{}
@@ -159,7 +161,7 @@ func TestEveryOperationHasAVerb(t *testing.T) {
 			if !called {
 				t.Errorf("lull %s did not call %s, but %q", c.named(), c.op, asked)
 			}
-			if c.op != "drain-worker" { // a quiet worker is stopped soon
+			if c.op != "drain-worker" { // draining a quiet worker ends soon
 				r.pass(3 * time.Minute)
 			}
 			if c.op == "terminate-worker" {
@@ -171,15 +173,15 @@ func TestEveryOperationHasAVerb(t *testing.T) {
 	})
 }
 
-// lull runs a verb as an administrator of the rig's server, and returns the
-// requests that it made, "METHOD /path". It is interrupted after an hour.
+// lull runs a verb as an admin of the rig's server. It returns the verb's requests as
+// "METHOD /path". The verb is interrupted after an hour.
 func (r *cloudRig) lull(args ...string) (asked []string, out, errs string, code int) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), time.Hour)
 	defer cancel()
 	return r.lullUntil(ctx, args...)
 }
 
-// lullUntil is lull, interrupted when ctx ends.
+// lullUntil is like lull, interrupted when ctx ends.
 func (r *cloudRig) lullUntil(ctx context.Context, args ...string) (asked []string, out, errs string, code int) {
 	var o, e bytes.Buffer
 	env := map[string]string{"LULL_SERVER": "http://server:7070", "LULL_TOKEN": r.admin, "XDG_CONFIG_HOME": "/nonexistent", "COLUMNS": "80",

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestNothingMatchesIsSaid checks that an empty listing says so on standard
-// error, and is an empty array in JSON.
+// TestNothingMatchesIsSaid checks that a verb says on standard error that a listing
+// is empty, and prints an empty array in JSON.
 func TestNothingMatchesIsSaid(t *testing.T) {
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -34,8 +34,8 @@ func TestNothingMatchesIsSaid(t *testing.T) {
 	}
 }
 
-// TestWorkersThatSoundAlike checks that a name that is not found is answered
-// with similar ones.
+// TestWorkersThatSoundAlike checks that the error for an unknown worker suggests
+// similar names.
 func TestWorkersThatSoundAlike(t *testing.T) {
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

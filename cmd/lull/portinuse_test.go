@@ -9,8 +9,8 @@ import (
 	"lull/internal/cli/term"
 )
 
-// TestServerPortInUse checks that a server whose port is taken prints no token and
-// makes no data directory.
+// TestServerPortInUse checks that a server whose port is in use fails before it
+// prints a token or creates its data directory.
 func TestServerPortInUse(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

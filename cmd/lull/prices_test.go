@@ -12,9 +12,9 @@ import (
 	"lull/internal/sim/world"
 )
 
-// TestPricesRefresh checks that a refresh reads the prices that the workers
-// need from the Price List API, through the SDK, and that savings use them from
-// then on. A cloud that does not answer changes nothing.
+// TestPricesRefresh checks that a refresh reads the prices that the workers need from
+// the Price List API, through the SDK, and that savings use them from then on. If the
+// cloud does not answer, nothing may change.
 func TestPricesRefresh(t *testing.T) {
 	scenario := twoRegions()
 	for i := range scenario.Workers {
@@ -46,7 +46,7 @@ func TestPricesRefresh(t *testing.T) {
 			}
 			errtest.Get(r.imports(fleet.ImportedWorker{Name: name, AWSRegion: region, EC2InstanceID: r.id(name)}))(t)
 		}
-		r.pass(2 * time.Minute) // their types and volumes are read
+		r.pass(2 * time.Minute) // until their types and volumes have been read
 		before := table()
 		oldNorth := savings.Key{savings.Instance, away, "m5.large"}
 		if p, ok := before[oldNorth]; ok {

@@ -21,8 +21,8 @@ import (
 	"lull/internal/host/api"
 )
 
-// referencePages are the generated pages of docs/reference that describe the
-// command line: they come from the code that they describe.
+// referencePages returns the pages of docs/reference that are generated from the
+// command line's own code, by file name.
 func (c *cli) referencePages() (map[string][]byte, error) {
 	_, api := (&api.API{Version: "1"}).Handler()
 	doc, err := json.MarshalIndent(api.OpenAPI(), "", "  ")
@@ -51,7 +51,7 @@ func (c *cli) referencePages() (map[string][]byte, error) {
 	return pages, nil
 }
 
-// referenceCommand writes them; make generate calls it.
+// referenceCommand returns the verb that writes them, for make generate.
 func (c *cli) referenceCommand() *cobra.Command {
 	return &cobra.Command{Use: "reference DIR", Short: "Write the generated reference pages", Hidden: true, Args: term.Args(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, a []string) error {
@@ -68,7 +68,7 @@ func (c *cli) referenceCommand() *cobra.Command {
 		}}
 }
 
-// cliPage lists every verb with its flags.
+// cliPage returns the reference of every verb with its flags.
 func cliPage(root *cobra.Command) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Command line\n\nGenerated from cmd/lull. Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused with a reason.\n" +
@@ -101,7 +101,7 @@ func cliPage(root *cobra.Command) []byte {
 	return b.Bytes()
 }
 
-// ofUser reports whether a default depends on the user.
+// ofUser reports whether a flag's default depends on the user who runs the command.
 func ofUser(def string) bool {
 	return strings.HasPrefix(def, "/run/") || strings.Contains(def, "lull-0") || strings.HasSuffix(def, "/host.sock")
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestReferenceIsFresh holds the generated pages to the code: make generate
-// writes them again.
+// TestReferenceIsFresh checks that the generated pages are up to date. make generate
+// writes them.
 func TestReferenceIsFresh(t *testing.T) {
 	c := newCLI(nil, io.Discard, io.Discard, func(string) string { return "" })
 	pages, err := c.referencePages()

@@ -17,8 +17,8 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// released returns the folder of a release that make release built, and the version
-// in the names of its files. Building one takes many minutes: make soak does.
+// released returns the directory of a release built by make release, and the version
+// in its file names. Building a release takes many minutes, so only make soak does.
 func released(t *testing.T) (dist, version string) {
 	t.Helper()
 	dist = os.Getenv("LULL_RELEASE")
@@ -33,7 +33,7 @@ func released(t *testing.T) (dist, version string) {
 	return dist, version
 }
 
-// sums reads the checksums of a release and has sha256sum check them.
+// sums returns the checksums of a release, after sha256sum has checked them.
 func sums(t *testing.T, dist string) map[string]string {
 	t.Helper()
 	cmd := exec.Command("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
@@ -49,9 +49,9 @@ func sums(t *testing.T, dist string) map[string]string {
 	return all
 }
 
-// TestRelease checks what make release built: every file is there, complete, and
-// for its platform; and another clone of the same commit, in a folder with another
-// name, gives the same bytes.
+// TestRelease checks what make release has built: every file exists, is complete, and
+// is for its platform. Another clone of the same commit, in a directory with another
+// name, must give the same bytes.
 func TestRelease(t *testing.T) {
 	dist, version := released(t)
 	all := sums(t, dist)
@@ -98,7 +98,7 @@ func TestRelease(t *testing.T) {
 	t.Run("again", func(t *testing.T) {
 		clone := filepath.Join(t.TempDir(), "a folder with another name")
 		sh(t, "git", "clone", "--quiet", "../..", clone)
-		sh(t, "env", "GOCACHE="+t.TempDir(), "make", "-C", clone, "release") // compiled again too
+		sh(t, "env", "GOCACHE="+t.TempDir(), "make", "-C", clone, "release") // with an empty cache, so that everything is compiled again
 		other := sums(t, filepath.Join(clone, "dist"))
 		for name, sum := range all {
 			if other[name] != sum {
@@ -111,8 +111,8 @@ func TestRelease(t *testing.T) {
 	})
 }
 
-// programs checks the programs of a platform, and that manual pages and completions
-// come with them.
+// programs checks the programs in a release file, and that manual pages and
+// completions are included.
 func programs(t *testing.T, file, name string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -136,7 +136,7 @@ func programs(t *testing.T, file, name string) {
 		for _, l := range f.Loads {
 			signed = signed || f.ByteOrder.Uint32(l.Raw()) == 0x1d // LC_CODE_SIGNATURE
 		}
-		// macOS runs nothing on arm64 without a signature, be it ad hoc.
+		// macOS on arm64 runs only signed programs; an ad hoc signature is enough.
 		if f.Type != macho.TypeExec || f.Cpu != cpu || cpu == macho.CpuArm64 && !signed {
 			t.Errorf("%s is %v for %v, signed: %t", name, f.Type, f.Cpu, signed)
 		}
@@ -154,8 +154,8 @@ func programs(t *testing.T, file, name string) {
 	}
 }
 
-// TestReleaseVersion checks that the version of each kind of package has the
-// required form, and that Debian's versions sort in the order of the commits.
+// TestReleaseVersion checks that the version in each kind of package has the required
+// form, and that Debian sorts the versions in the order of the commits.
 func TestReleaseVersion(t *testing.T) {
 	previous := ""
 	for _, c := range []struct{ described, deb, rpm, apk string }{
@@ -182,9 +182,9 @@ func TestReleaseVersion(t *testing.T) {
 	}
 }
 
-// TestPortableHelp builds the command line for other systems with the tag
-// portable, so that it runs here. Help and manual pages list no verb that only
-// Linux has, and such a verb reports that.
+// TestPortableHelp builds the command line for other systems, with the tag portable
+// so that it runs here. It checks that help and manual pages list no verb that only
+// Linux has, and that such a verb says so.
 func TestPortableHelp(t *testing.T) {
 	lull := filepath.Join(t.TempDir(), "lull")
 	sh(t, "go", "build", "-trimpath", "-tags", "portable", "-ldflags", "-X main.version="+programtest.Version, "-o", lull, ".")

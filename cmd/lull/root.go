@@ -27,16 +27,17 @@ import (
 // version and buildDate are set by the linker; the date is RFC 3339.
 var version, buildDate = "dev", ""
 
-// cli is one run of the command line. Its methods are the verbs that are daemons
-// or read the settings of one; the others are below internal/cli.
+// cli is one run of the command line. Its methods are the verbs that run daemons or
+// show a daemon's settings; the other verbs are in internal/cli.
 type cli struct{ *client.Session }
 
-// newCLI returns a command line with these streams and environment.
+// newCLI returns a command line with these streams and this environment.
 func newCLI(in io.Reader, out, errw io.Writer, getenv func(string) string) *cli {
 	return &cli{&client.Session{Term: term.Term{In: in, Out: out, Err: errw, Getenv: getenv}}}
 }
 
-// run is the whole program but for the process around it.
+// run runs the command line args and returns the exit code. It is the whole program
+// except for the process around it.
 func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer, getenv func(string) string) int {
 	c := newCLI(in, out, errw, getenv)
 	return c.Execute(ctx, c.root(), args)
@@ -76,14 +77,14 @@ Help on a topic: lull help states, signals, ports, exit-codes, environment or fi
 	for _, path := range toldUnderHalt {
 		cmd, _, err := root.Find(strings.Fields(path))
 		if err != nil || cmd.RunE == nil || cmd.CommandPath() != "lull "+path {
-			panic("unknown command " + path) // of this program's own list
+			panic("unknown command " + path) // cannot happen: the paths are listed above
 		}
 		c.UnderHalt(cmd)
 	}
 	return root
 }
 
-// agentCommand is lull agent: the daemon, and the verbs about it.
+// agentCommand returns lull agent: the daemon, and the verbs about it.
 func (c *cli) agentCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "agent", Short: agentShort, Args: term.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
@@ -91,15 +92,15 @@ func (c *cli) agentCommand() *cobra.Command {
 	return cmd
 }
 
-// toldUnderHalt are the verbs that list or explain what a fleet is or does by
-// itself: each says first that everything automatic is halted.
+// toldUnderHalt are the verbs that list or explain a fleet's automatic actions. Each
+// first prints the halt, if there is one.
 var toldUnderHalt = []string{
 	"agent ls", "audit", "budget ls", "host get", "host ls", "host why", "notify dead", "notify ls", "override ls",
 	"policy groups", "policy ls", "policy resolve", "savings", "schedule ls", "schedule next", "simulate",
 	"template ls", "worker activity", "worker discovered", "worker get", "worker idle-status", "worker ls",
 }
 
-// configCommand is lull config.
+// configCommand returns lull config.
 func (c *cli) configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config [FILE]", Short: "Show effective settings and their sources",
 		Long: `Show the settings that a process would use with these flags and this environment,

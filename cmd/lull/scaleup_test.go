@@ -17,12 +17,13 @@ import (
 	"lull/internal/sim/world"
 )
 
-// TestScaledUpWorkerIsPaused checks that a worker of a scale-up inherits the
-// TLS identity, the CML account, the sources and the accepted risks of its
-// template. Its CML has a self-signed certificate, whose key is part of the
-// image, and a separate account for lull. With all of that the worker is paused
-// when it is idle. With any of it wrong or missing it keeps running, and why
-// names the cause.
+// TestScaledUpWorkerIsPaused checks that a worker of a scale-up inherits the TLS
+// identity, the CML account, the sources and the accepted risks of its template.
+//
+// Its CML has a self-signed certificate, whose key is part of the image, and a
+// separate account for lull. With all of that, the worker must be paused when it is
+// idle. With any of it wrong or missing, it must keep running, and why must name the
+// cause.
 func TestScaledUpWorkerIsPaused(t *testing.T) {
 	scenario := func() world.Config {
 		return world.Config{Regions: []world.RegionConfig{{Name: home}}, Timing: world.Timing{CMLBoot: world.Duration(3 * time.Minute), Background: -1},
@@ -33,9 +34,9 @@ func TestScaledUpWorkerIsPaused(t *testing.T) {
 		"security_group_ids": []any{"sg-0000000a"}, "subnet_id": "subnet-000000a0"}}}
 	const absent = "absent"
 	for name, c := range map[string]struct {
-		change map[string]string // of the template
-		block  string            // code of the block that keeps it running; empty if it is paused
-		cause  string            // in its sentence
+		change map[string]string // changes of the template
+		block  string            // code of the block that keeps the worker running; empty if it is paused
+		cause  string            // expected in the block's sentence
 	}{
 		"as it should be":   {},
 		"wrong pin":         {map[string]string{"tls_pin": "stranger"}, "signal_unknown", "pin"},

@@ -31,9 +31,9 @@ import (
 	"lull/internal/store"
 )
 
-// TestLiteralSecret checks a CML_DEFAULT_PASSWORD that is a literal password.
-// It is used, and neither it nor a wrong one appears in an answer, a log, a
-// record, the output of a command or an error.
+// TestLiteralSecret checks that a literal password in CML_DEFAULT_PASSWORD is used,
+// and that neither it nor a wrong one appears in an answer, a log, a record, the
+// output of a command or an error.
 func TestLiteralSecret(t *testing.T) {
 	const right = "hunter2: quite a literal"
 	scenario := twoRegions()
@@ -110,7 +110,7 @@ func TestLiteralSecret(t *testing.T) {
 	}
 }
 
-// secretName matches the names of fields that hold secrets.
+// secretName matches the names of fields that contain secrets.
 var secretName = regexp.MustCompile(`(Password|Secret|Token|^Key)$`)
 
 // TestSecretsHaveTheirType checks that every setting with a secret has a type
@@ -158,7 +158,7 @@ func TestSecretsHaveTheirType(t *testing.T) {
 			text += string(b)
 		}
 		if _, isSealed := v.(sealed.Secret); isSealed && strings.HasPrefix(string(v.(sealed.Secret)), "sealed:") {
-			text = fmt.Sprint(v) // a record holds what is encrypted
+			text = fmt.Sprint(v) // an encrypted secret is allowed in a record
 		}
 		if strings.Contains(text, content) || strings.Contains(text, fmt.Sprintf("%x", content)) {
 			t.Errorf("%T shows it: %s", v, text)

@@ -55,7 +55,7 @@ For environment variables, settings and their sources: lull config server.`,
 	return cmd
 }
 
-// opened is an open store, with its maintenance and Close.
+// opened is an open store with its maintenance.
 type opened interface {
 	store.Store
 	Run(ctx context.Context) error
@@ -81,19 +81,20 @@ func (cfg *serverConfig) open(ctx context.Context, log *slog.Logger) (opened, er
 	return etcd.Dial(ctx, ext)
 }
 
-// logger writes to standard error at the level of cfg.
+// logger returns a logger to standard error with the level in cfg.
 func (c *cli) logger(cfg serverConfig) *slog.Logger {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(cfg.LogLevel)); err != nil {
-		level = slog.LevelInfo // validate has let only names of levels through
+		level = slog.LevelInfo // cannot happen: validate has checked the level
 	}
 	return slog.New(slog.NewTextHandler(c.Err, &slog.HandlerOptions{Level: level}))
 }
 
-// serve runs lull server on an open store.
+// serve runs lull server: it opens the store and all other parts, and serves until
+// ctx ends.
 func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	log := c.logger(cfg)
-	// What may be refused is, before a store and a token are made.
+	// Check everything that may be rejected before a store and a token are created.
 	identity, err := cfg.identity()
 	if err != nil {
 		return err
@@ -102,7 +103,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	// A controller listens only for other servers.
+	// A controller listens only if other servers can reach it.
 	var l net.Listener
 	if cfg.Role != "controller" || cfg.Advertise != "" {
 		if l, err = cfg.listen(); err != nil {
@@ -160,7 +161,7 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	case cfg.Role != "controller":
 		tasks = append(tasks, api)
 	case cfg.Advertise != "":
-		handler = asked // a controller answers other servers only
+		handler = asked // a controller answers only other servers
 	default:
 		return task.Run(ctx, tasks...)
 	}
@@ -168,9 +169,9 @@ func (c *cli) serve(ctx context.Context, cfg serverConfig) (err error) {
 	return task.Run(ctx, tasks...)
 }
 
-// agentProgram returns the program that launched machines download: lull-agent
-// beside this program or, without one, this program itself. It is empty outside
-// Linux.
+// agentProgram returns the program that launched machines download: lull-agent beside
+// this program or, if that is missing, this program. It returns "" on systems other
+// than Linux.
 func agentProgram() string {
 	if runtime.GOOS != "linux" {
 		return ""
@@ -185,7 +186,7 @@ func agentProgram() string {
 
 func exists(file string) bool { _, err := os.Stat(file); return err == nil }
 
-// fleet makes the fleet over an open store.
+// fleet returns a Fleet over an open store.
 func (cfg *serverConfig) fleet(ctx context.Context, db store.Store, seal *sealed.Sealer) (*fleet.Fleet, error) {
 	id, err := fleetID(ctx, db, cfg.FleetID)
 	if err != nil {
@@ -205,16 +206,16 @@ func (cfg *serverConfig) fleet(ctx context.Context, db store.Store, seal *sealed
 	return f, f.Refresh(ctx)
 }
 
-// identity is the record of a fleet's id.
+// identity is the store's record of the fleet's ID.
 type identity struct {
 	ID string `json:"id"`
 }
 
 const identityKey = "fleet/id"
 
-// fleetID is the id in the store, or what it then becomes: the one that is
-// wanted or, without one, a new one. An id that differs from the stored one
-// is an error, since instances carry it.
+// fleetID returns the ID in the store. If there is none, it stores want or, if want
+// is empty, a new ID. It is an error if want differs from the stored ID, because
+// instances carry the ID in a tag.
 func fleetID(ctx context.Context, db store.Store, want string) (string, error) {
 	codec := store.Codec[identity]{Version: 1}
 	rec := identity{ID: want}
@@ -240,8 +241,9 @@ func fleetID(ctx context.Context, db store.Store, want string) (string, error) {
 	return rec.ID, nil
 }
 
-// sealer reads the key that secrets are encrypted with. It is made where none
-// is named; with a cluster it must be named, since every server needs it.
+// sealer returns a Sealer with the key in a file. Without a configured file, the key
+// is created in the data directory. With etcd, a configured file is required, because
+// every server needs the same key; nil is returned without one.
 func (cfg *serverConfig) sealer() (*sealed.Sealer, error) {
 	name := cfg.SealKey
 	if name == "" && cfg.Etcd != "" {
@@ -264,7 +266,7 @@ func (cfg *serverConfig) sealer() (*sealed.Sealer, error) {
 	return sealed.NewSealer(key)
 }
 
-// writeNew writes a private file whole and to the disk, or not at all.
+// writeNew writes a file with private permissions, atomically and durably.
 func writeNew(name string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
 	if err != nil {
@@ -281,9 +283,10 @@ func writeNew(name string, data []byte) error {
 	return nil
 }
 
-// announce makes the first admin token and shows it, once, and a link that signs
-// a browser in. A later start shows a link only to a terminal, whose user has the
-// server's data anyway. base is the API's address; empty without an API.
+// announce creates the first admin token and prints it, together with a sign-in link.
+// On a later start it prints only a link, and only to a terminal, whose user has
+// access to the server's data anyway. base is the API's URL; empty if there is no
+// API.
 func (c *cli) announce(ctx context.Context, cfg serverConfig, tokens *access.Tokens, base string) error {
 	token, err := tokens.First(ctx)
 	if err != nil {
@@ -320,11 +323,10 @@ func (c *cli) announce(ctx context.Context, cfg serverConfig, tokens *access.Tok
 	return nil
 }
 
-// linkTTL is how long a sign-in link is valid.
+// linkTTL is the lifetime of a sign-in link.
 const linkTTL = 15 * time.Minute
 
-// base returns the address at which a browser of this machine reaches the API on
-// l.
+// base returns the URL at which a browser on this machine reaches the API on l.
 func (cfg *serverConfig) base(l net.Listener) string {
 	if l == nil || cfg.Role == "controller" {
 		return ""
@@ -342,7 +344,7 @@ func (cfg *serverConfig) base(l net.Listener) string {
 	return "http://" + at
 }
 
-// listen opens the API's address, with TLS if there is a certificate.
+// listen opens the API's address, with TLS if a certificate is configured.
 func (cfg *serverConfig) listen() (net.Listener, error) {
 	l, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
@@ -351,11 +353,11 @@ func (cfg *serverConfig) listen() (net.Listener, error) {
 	return l, nil
 }
 
-// stopWithin limits how long requests may take when the server stops.
+// stopWithin is how long requests may continue after the server was asked to stop.
 const stopWithin = 5 * time.Second
 
-// listener serves the API on l until it is told to stop. Streams then end
-// immediately, other requests within stopWithin.
+// listener returns a task that serves the API on l until it is asked to stop. Streams
+// then end at once, other requests within stopWithin.
 func (c *cli) listener(cfg serverConfig, l net.Listener, h http.Handler, log *slog.Logger) task.Task {
 	return task.Func("the listener", func(ctx context.Context, ready func()) error {
 		srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
@@ -386,7 +388,7 @@ func (c *cli) listener(cfg serverConfig, l net.Listener, h http.Handler, log *sl
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
 		defer cancel()
 		if err := srv.Shutdown(last); err != nil {
-			_ = srv.Close() // connections that are still open are cut
+			_ = srv.Close() // cuts connections that are still open
 		}
 		<-ended
 		return nil
@@ -423,7 +425,7 @@ with --etcd, otherwise from the data directory of a stopped server.`,
 	return cmd
 }
 
-// backupRunning takes the backup from a server that continues.
+// backupRunning downloads a backup from a running server.
 func (c *cli) backupRunning(ctx context.Context, path string) error {
 	cl, err := c.ServerClient()
 	if err != nil {

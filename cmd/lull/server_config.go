@@ -41,7 +41,7 @@ type serverConfig struct {
 	NotifyAllow, ReadRate, WriteRate              string
 	EvidenceDays, EvidenceMiB, Prices             string
 	NewToken                                      bool
-	Issuer, ClientID, ClientSecretFile            string // OIDC
+	Issuer, ClientID, ClientSecretFile            string // of the OIDC issuer
 	RoleClaim, Roles, PublicURL                   string
 
 	flags, env, file settings.Layer
@@ -102,8 +102,8 @@ func bindServerFlags(f *pflag.FlagSet, getenv func(string) string) {
 
 func flagOf(f settings.Field) string { return strings.ReplaceAll(f.Key, "_", "-") }
 
-// resolveServer reads every source. Every fault is reported, each naming the
-// flag, variable, or file and line.
+// resolveServer reads the settings from all sources. The error joins every fault,
+// each with its flag, variable, or file and line.
 func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet) (serverConfig, []options.Setting, error) {
 	cfg := defaultServerConfig(getenv)
 	read, err := options.ReadFile(file)
@@ -131,7 +131,7 @@ func resolveServer(getenv func(string) string, file string, flags *pflag.FlagSet
 	return cfg, out, errors.Join(append(errs, err, cfg.validate())...)
 }
 
-// layers reads what flags and environment say about the fleet.
+// layers reads the fleet's settings that flags and environment set.
 func (cfg *serverConfig) layers(getenv func(string) string, flags *pflag.FlagSet) {
 	cfg.flags = settings.Layer{Source: settings.FromFlag, Values: map[string]any{}}
 	cfg.env = settings.Layer{Source: settings.FromEnv, Values: map[string]any{}}
@@ -145,8 +145,8 @@ func (cfg *serverConfig) layers(getenv func(string) string, flags *pflag.FlagSet
 	}
 }
 
-// limits returns the rate limits of EC2 calls. A burst is the size of AWS's own
-// buckets, or two seconds' worth if the quota is larger.
+// limits returns the rate limits for EC2 calls. A burst is the size of AWS's own
+// token buckets or, for a larger quota, two seconds' worth.
 func (cfg *serverConfig) limits() (ec2.Limits, error) {
 	var l ec2.Limits
 	for _, r := range []struct {
@@ -219,7 +219,7 @@ func (cfg *serverConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// peerRoots are the authorities of other servers; nil are the system's.
+// peerRoots returns the CAs of other servers; nil means the system's.
 func (cfg *serverConfig) peerRoots() (*x509.CertPool, error) {
 	if cfg.PeerCA == "" {
 		return nil, nil
@@ -235,7 +235,7 @@ func (cfg *serverConfig) peerRoots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// configServer prints the effective settings of lull server.
+// configServer returns the verb that prints the effective settings of lull server.
 func (c *cli) configServer() *cobra.Command {
 	var file string
 	cmd := options.Command(&c.Term, "server", "Show the settings of lull server and its fleet", func(flags *pflag.FlagSet) ([]options.Setting, error) {
@@ -277,8 +277,8 @@ func (cfg *serverConfig) identity() (server.IdentityProvider, error) {
 	return p, nil
 }
 
-// accountsOf reads NAME=ROLE-ARN,... ; the account without a name is the
-// standard credential chain's own.
+// accountsOf parses NAME=ROLE-ARN,... into accounts by name. It adds the account of
+// the standard credential chain under the name "".
 func accountsOf(text string) (map[string]ec2.Access, error) {
 	out := map[string]ec2.Access{"": {}}
 	for part := range strings.SplitSeq(text, ",") {
@@ -294,13 +294,13 @@ func accountsOf(text string) (map[string]ec2.Access, error) {
 	return out, nil
 }
 
-// accountNames returns the accounts besides that of the credentials.
+// accountNames returns the names of the accounts, without that of the credentials.
 func accountNames(accounts map[string]ec2.Access) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(accounts)), func(name string) bool { return name == "" })
 }
 
-// secrets opens what sealed.Secret refers to. Files are bounded, as anything
-// from outside.
+// secrets returns a function that resolves or decrypts a sealed.Secret. It reads
+// files up to a maximum size.
 func secrets(seal *sealed.Sealer, getenv func(string) string) func(sealed.Secret) (sealed.Plain, error) {
 	file := func(name string) (sealed.Plain, error) {
 		b, err := os.ReadFile(name)
@@ -322,7 +322,8 @@ func secrets(seal *sealed.Sealer, getenv func(string) string) func(sealed.Secret
 	return func(s sealed.Secret) (sealed.Plain, error) { return seal.Open(s, file, env) }
 }
 
-// prices is the table that replaces the published one; nil without a file.
+// prices returns the configured price table, which replaces the published one; nil if
+// none is configured.
 func (cfg *serverConfig) prices() (savings.Prices, error) {
 	if cfg.Prices == "" {
 		return nil, nil

@@ -37,22 +37,23 @@ import (
 	"lull/internal/store"
 )
 
-// controlPlane is the controller of a process, as far as it has one.
+// controlPlane holds the controller of a process, or those parts of it that the
+// process has.
 type controlPlane struct {
 	live    server.Live
 	admin   server.Admin
 	regions server.Regions
-	// instances and cml are how imports look up and probe a machine.
+	// instances and cml look up and probe a machine at its import.
 	instances server.Instances
 	prices    prices.Source
 	cml       func(ctx context.Context, w worker.Worker) (bool, string)
 	metrics   *prometheus.Registry
 	tasks     []task.Task
 	log       *slog.Logger
-	name      string       // of this process among the servers of the fleet
-	peers     *peers.Peers // nil where no other server can be
+	name      string       // name of this process among the fleet's servers
+	peers     *peers.Peers // nil if there can be no other servers
 
-	journal  *journal.Journal // nil in an API process that can write nowhere
+	journal  *journal.Journal // nil in an API process that has no place to write
 	traces   *tracing.Traces  // nil if traces are not collected
 	evidence history.Evidence
 }
@@ -68,7 +69,7 @@ func (p *controlPlane) close() error {
 	return p.journal.Close()
 }
 
-// newControl makes the controller and the adapters that it uses.
+// newControl returns the controller and the adapters that it uses.
 func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, log *slog.Logger) (plane controlPlane, err error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -138,9 +139,9 @@ func (c *cli) newControl(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, 
 	return plane, nil
 }
 
-// keepReports opens a journal of agents' reports, for a process that makes no
-// checks itself. If the data directory cannot be written or is in use by another
-// process, nothing is kept and a warning is logged.
+// keepReports opens a journal for agents' reports in a process that makes no checks
+// itself. If the data directory cannot be written or is used by another process, it
+// logs a warning and nothing is kept.
 func (p *controlPlane) keepReports(cfg serverConfig) {
 	j, err := journal.OpenLogged(filepath.Join(cfg.Data, "evidence-api"), cfg.journal(p.log))
 	if err != nil {
@@ -150,7 +151,8 @@ func (p *controlPlane) keepReports(cfg serverConfig) {
 	p.journal, p.evidence = j, j
 }
 
-// record is where what agents report is kept; nil is nowhere.
+// record returns the function that stores evidence from agents' reports; nil if none
+// is stored.
 func (p *controlPlane) record() func(evidence.Record) {
 	if p.journal == nil {
 		return nil
@@ -158,7 +160,8 @@ func (p *controlPlane) record() func(evidence.Record) {
 	return p.journal.Take
 }
 
-// join lets servers of one cluster ask each other for live readings.
+// join connects this server to the other servers of the fleet, so that they can query
+// each other's live readings.
 func (p *controlPlane) join(cfg serverConfig, roots *x509.CertPool, id string, db store.Store) {
 	if cfg.Etcd == "" {
 		return
@@ -176,7 +179,7 @@ func fields(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// observed is the controller as the API reads it.
+// observed adapts the controller to server.Live.
 type observed struct{ ctl *controller.Controller }
 
 func (o observed) Observation(_ context.Context, id string) (control.Observation, bool) {
@@ -211,7 +214,7 @@ func (o observed) Report(_ context.Context, id string, r control.AgentReport) bo
 
 func (o observed) Verdicts(context.Context) map[string]worker.IdleStatus { return o.ctl.Verdicts() }
 
-// controllerAdmin is the controller as administrators see it.
+// controllerAdmin adapts the controller to server.Admin.
 type controllerAdmin struct {
 	ctl  *controller.Controller
 	role string
@@ -246,8 +249,8 @@ func (a controllerAdmin) Shards(context.Context) (control.Shards, error) {
 	return out, nil
 }
 
-// archive appends the audit entries that leave the store to a file for each
-// month, on the disk before it returns.
+// archive returns a function that appends audit entries to a file for their month in
+// dir. The entries are on disk when it returns.
 func archive(dir string) func([]audit.Entry) error {
 	return func(entries []audit.Entry) error {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

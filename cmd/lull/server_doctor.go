@@ -29,9 +29,9 @@ import (
 
 // Thresholds of the server's doctor.
 const (
-	oldPrices  = 400 * 24 * time.Hour // AWS lowers prices about once a year
+	oldPrices  = 400 * 24 * time.Hour // AWS changes prices about once a year
 	certEnds   = 14 * 24 * time.Hour
-	clockSlack = 30 * time.Second // AWS refuses calls that are 5 minutes off
+	clockSlack = 30 * time.Second // AWS rejects calls if the clock is 5 minutes off
 )
 
 func (c *cli) serverDoctor() *cobra.Command {
@@ -156,7 +156,7 @@ func (d *serverCheck) prices() {
 	}
 }
 
-// places are the regions that the settings name, the default one first.
+// places are the regions in the settings, the default one first.
 type places []string
 
 func placesOf(first string, configured []string) places {
@@ -169,8 +169,8 @@ func placesOf(first string, configured []string) places {
 	return out
 }
 
-// server checks the running server. If it does not answer, the regions in cfg
-// are used.
+// server checks the running server, and returns its regions. If it does not answer,
+// the regions are those in cfg.
 func (d *serverCheck) server(ctx context.Context) (at places, running bool) {
 	db := mem.New(mem.Options{}).Client()
 	defer db.Close()
@@ -252,8 +252,8 @@ func (d *serverCheck) store(ctx context.Context, running bool) {
 	d.Add("store", true, fmt.Sprintf("answers in %s, at revision %d", term.Span(time.Since(began)), page.Revision), "")
 }
 
-// cloud tries each region that the settings name: the credentials, the clock,
-// and what the server would do to one instance.
+// cloud checks each region: the credentials, the clock, and a dry run of what the
+// server would do to an instance.
 func (d *serverCheck) cloud(ctx context.Context, regions places) {
 	accounts, err := accountsOf(d.cfg.Accounts)
 	if err != nil {
@@ -312,8 +312,8 @@ func (d *serverCheck) region(ctx context.Context, set *ec2.Set, account, region 
 	}
 }
 
-// clock compares this machine's with AWS's, which refuses calls that are five
-// minutes off.
+// clock compares this machine's clock with AWS's, because AWS rejects calls if the
+// clock is five minutes off.
 func (d *serverCheck) clock(ctx context.Context, region string) {
 	endpoint := d.c.Getenv("AWS_ENDPOINT_URL")
 	if endpoint == "" {

@@ -10,9 +10,9 @@ import (
 	"lull/internal/notify"
 )
 
-// newNotifier makes the component that delivers notifications. It connects to
-// public addresses, and to those that the process configuration allows. Stored
-// settings cannot extend this.
+// newNotifier returns the component that delivers notifications. It connects only to
+// public addresses, and to those that the process's settings allow. The settings in
+// the store cannot allow more.
 func (c *cli) newNotifier(cfg serverConfig, f *fleet.Fleet, seal *sealed.Sealer, log *slog.Logger) (*notify.Notifier, error) {
 	allow, err := outward.ParseAllow(fields(cfg.NotifyAllow))
 	if err != nil {

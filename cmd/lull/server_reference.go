@@ -11,10 +11,10 @@ import (
 	"lull/internal/server"
 )
 
-// serverPages are the generated pages about lull server: its settings and
-// its OpenAPI document.
+// serverPages returns the generated pages about lull server: its settings and its
+// OpenAPI document, by file name.
 func serverPages() (map[string][]byte, error) {
-	f, err := fleet.New(fleet.Options{ID: "reference"}) // its store is never read
+	f, err := fleet.New(fleet.Options{ID: "reference"}) // with no store, because none is read
 	if err != nil {
 		return nil, err
 	}

@@ -13,12 +13,12 @@ import (
 	"lull/internal/server/prices"
 )
 
-// regionsFresh is for how long an answer about an account's regions holds; a
-// failure too, so that a hundred imports do not wait for each.
+// regionsFresh is how long the list of an account's regions is cached. A failure is
+// cached too, so that a hundred imports do not each wait for it.
 const regionsFresh = time.Minute
 
-// regionsOf asks EC2 in a region that is known which regions an account has, and
-// keeps the answer for a while.
+// regionsOf returns a function that asks EC2 which regions are enabled for an
+// account, and caches the answer. known returns a region in which to ask.
 func regionsOf(set *ec2.Set, known func() string) server.Regions {
 	type answer struct {
 		names []string

@@ -31,8 +31,8 @@ func freePort(t interface{ Fatal(...any) }) string {
 	return strconv.Itoa(port)
 }
 
-// TestServerScripts runs the fleet's command line against a real server and
-// the simulated cloud, each a process of its own.
+// TestServerScripts runs scripts of the fleet's commands against a real server and
+// the simulated cloud, each in a process of its own.
 func TestServerScripts(t *testing.T) {
 	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	cmds := (&receivers{all: map[string]*listening{}, posts: map[string]*post{}}).commands()
@@ -60,7 +60,7 @@ func TestServerScripts(t *testing.T) {
 	})
 }
 
-// login takes the admin token out of a file once the server has written it:
+// login waits until a server has written its admin token to a file, and reads it:
 // login FILE
 func login(ts *testscript.TestScript, _ bool, args []string) {
 	for end := time.Now().Add(patience); time.Now().Before(end); pause() {
@@ -74,13 +74,13 @@ func login(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Fatalf("no token in %s within %s", args[0], patience)
 }
 
-// secret writes a file that no other user may read: secret FILE TEXT
+// secret writes a file that other users cannot read: secret FILE TEXT
 func secret(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(args[1]+"\n"), 0o600))
 }
 
-// take sets a variable to what the group of a pattern matches in the last
-// output: take NAME PATTERN
+// take sets a variable to the first group of a pattern that matches the last output:
+// take NAME PATTERN
 func take(ts *testscript.TestScript, _ bool, args []string) {
 	out := ts.ReadFile("stdout")
 	m := regexp.MustCompile(args[1]).FindStringSubmatch(out)
@@ -118,7 +118,8 @@ func untilSays(ts *testscript.TestScript, text, any string, fails bool, args ...
 	ts.Fatalf("lull %s does not say %q; it says:\n%s", strings.Join(args, " "), text, out)
 }
 
-// TestServerConfigFaults names the line, variable or flag at fault.
+// TestServerConfigFaults checks that the error about a setting names the line,
+// variable or flag.
 func TestServerConfigFaults(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "s.yaml")
@@ -166,8 +167,8 @@ func TestServerConfigFaults(t *testing.T) {
 	}
 }
 
-// reportAs says what an agent sees, as one would: report MACHINE CPU, with the
-// token in $LULL_TOKEN.
+// reportAs sends a CPU reading as an agent would: report MACHINE CPU, with the token
+// in $LULL_TOKEN.
 func reportAs(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: report MACHINE CPU")

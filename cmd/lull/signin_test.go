@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestSignInLink opens the sign-in link of the first start. Link previews do
-// not use it up, a browser is signed in by it, and a second browser is told
-// that it was used.
+// TestSignInLink checks the sign-in link that the first start prints: link previews
+// do not use it up, it signs in one browser, and a second browser sees that it was
+// used.
 func TestSignInLink(t *testing.T) {
 	chrome := startBrowser(t)
 	t.Setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")

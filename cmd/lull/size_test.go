@@ -11,12 +11,12 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// TestSize holds the programs, stripped, to their limits. make size says what takes
-// the space.
+// TestSize checks that the stripped programs are within their size limits. make size
+// shows what takes the space.
 func TestSize(t *testing.T) {
 	dir := t.TempDir()
 	errtest.None(t, programtest.Into(dir, "lull/cmd/lull", "lull/cmd/lull-agent", "lull/cmd/lull-shim", "lull/cmd/lull-harness"))
-	one := int64(0) // lull as released, with its compressed helpers
+	one := int64(0) // lull as released, with its compressed helper programs
 	for name, limit := range map[string]int{"lull": 63e6, "lull-agent": 20e6, "lull-shim": 6e6, "lull-harness": 6e6} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		errtest.None(t, err)

@@ -25,7 +25,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// asking are all verbs that ask a daemon, each with arguments that it takes.
+// asking lists all verbs that query a daemon, each with valid arguments.
 var asking = map[string][]string{
 	"adopt cgroup": {"/g"}, "adopt container": {"web"}, "adopt unit": {"web.service"}, "adopt ls": nil, "adopt pid": {"2"}, "adopt release": {"web"},
 	"agent complete": nil, "agent halt": nil, "agent history": nil, "agent ls": nil, "agent reload": nil, "agent status": nil, "agent why": nil,
@@ -63,16 +63,16 @@ var asking = map[string][]string{
 	"worker terminate": {"w", "--yes"}, "worker ttl": {"w", "--for", "1h"}, "worker why": {"w"},
 }
 
-// alone are the verbs that need no daemon, are one, or read a file first.
+// alone lists the verbs that need no daemon, are one, or read a file first.
 var alone = []string{"agent doctor", "agent enroll", "agent iam", "agent install", "agent run", "agent uninstall", "config agent", "config host", "config server",
 	"demo", "doctor", "down", "guest-kernel", "host", "logout", "server", "server backup", "server doctor", "server restore", "sim", "status", "up", "version"}
 
-// listings are the verbs whose JSON is an array.
+// listings lists the verbs whose JSON is an array.
 var listings = []string{"adopt ls", "agent history", "agent lease ls", "agent ls", "audit", "budget ls", "events", "host ls", "image ls", "image prune", "lease ls", "notify dead", "notify ls",
 	"override ls", "policy groups", "policy ls", "ps", "schedule ls", "settings ls", "template ls", "token ls", "worker discovered", "worker ls", "worker telemetry"}
 
-// silentUnderHalt are the listings that do not mention a halt: they do not
-// concern automatic actions, or concern a host or an agent and show its halt
+// silentUnderHalt lists the listings that do not mention a halt: they are not about
+// automatic actions, or they are about a host or an agent, whose halt is shown
 // differently.
 var silentUnderHalt = []string{"adopt ls", "agent history", "agent lease ls", "events", "image ls", "image prune", "lease ls", "ps", "settings ls", "token ls", "worker telemetry"}
 
@@ -84,7 +84,7 @@ func TestListingsTellOfAHalt(t *testing.T) {
 	}
 }
 
-// leaves are all verbs by name that do something.
+// leaves returns all verbs that do something, by name.
 func leaves() map[string]*cobra.Command {
 	root := newCLI(nil, &bytes.Buffer{}, &bytes.Buffer{}, func(string) string { return "" }).root()
 	out := map[string]*cobra.Command{}
@@ -103,7 +103,7 @@ func leaves() map[string]*cobra.Command {
 	return out
 }
 
-// fake answers as server, host and agent. env contains its addresses.
+// fake runs h as server, host and agent. env has its addresses.
 func fake(t *testing.T, h http.HandlerFunc) (env map[string]string) {
 	t.Helper()
 	web := httptest.NewServer(h)
@@ -121,7 +121,7 @@ func fake(t *testing.T, h http.HandlerFunc) (env map[string]string) {
 	return map[string]string{"LULL_SERVER": web.URL, "LULL_TOKEN": "t", "LULL_HOST": "unix://" + l.Addr().String(), "LULL_AGENT_SOCKET": l.Addr().String(), "XDG_CONFIG_HOME": dir}
 }
 
-// words are a verb and its arguments.
+// words returns the command line for a verb in the tables, with more arguments.
 func words(t *testing.T, verb string, more ...string) []string {
 	out := strings.Fields(verb)
 	for _, a := range asking[verb] {
@@ -137,7 +137,7 @@ func words(t *testing.T, verb string, more ...string) []string {
 	return append(out, more...)
 }
 
-// TestVerbsAreTold checks that the tables here list every verb, and that every
+// TestVerbsAreTold checks that the tables here contain every verb, and that every
 // verb has a description.
 func TestVerbsAreTold(t *testing.T) {
 	all := leaves()
@@ -190,12 +190,12 @@ func TestExamplesAreTaken(t *testing.T) {
 	}
 }
 
-// momentFlags are the flags, by name, that take a moment wherever they are.
+// momentFlags are the names of flags that take a time.
 var momentFlags = []string{"at", "from", "since", "to", "until"}
 
-// TestTimesHaveOneGrammar checks that every flag with a length accepts days,
-// that every flag with a time accepts the forms in its help, and that other
-// values are refused before any request.
+// TestTimesHaveOneGrammar checks that every flag for a duration accepts days, that
+// every flag for a time accepts the forms in its help, and that other values are
+// rejected before any request.
 func TestTimesHaveOneGrammar(t *testing.T) {
 	asked := false
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -254,8 +254,7 @@ func TestTimesHaveOneGrammar(t *testing.T) {
 	}
 }
 
-// TestOffHasNoEnd checks that lifting something and giving it an end exclude
-// each other.
+// TestOffHasNoEnd checks that --off cannot be combined with an end.
 func TestOffHasNoEnd(t *testing.T) {
 	asked := 0
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -288,8 +287,8 @@ func TestOffHasNoEnd(t *testing.T) {
 	}
 }
 
-// TestSimulateTakesLengths checks that an argument that is not the name of a
-// policy is taken as a timeout.
+// TestSimulateTakesLengths checks that an argument that is not the name of a policy
+// is taken as a timeout.
 func TestSimulateTakesLengths(t *testing.T) {
 	var got control.Simulate
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -306,8 +305,8 @@ func TestSimulateTakesLengths(t *testing.T) {
 	}
 }
 
-// TestServersAreAskedAlike checks that, if only a server is configured, lull
-// snooze applies to a worker, and lull events honors its time range.
+// TestServersAreAskedAlike checks that, if only a server is configured, lull snooze
+// acts on a worker and lull events applies its time range.
 func TestServersAreAskedAlike(t *testing.T) {
 	var asked []string
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -332,8 +331,8 @@ func shellWords(line string) (out []string) {
 	return out
 }
 
-// TestExitCodes checks that every verb exits with the code of the answer it
-// gets, prints the reason on standard error, and nothing on standard output.
+// TestExitCodes checks that every verb exits with the code for the answer it gets,
+// prints the reason on standard error, and prints nothing on standard output.
 func TestExitCodes(t *testing.T) {
 	for status, want := range map[int]int{404: term.ExitNotFound, 409: term.ExitRefused, 403: term.ExitRefused, 412: term.ExitRefused, 400: term.ExitUsage, 422: term.ExitUsage, 413: term.ExitUsage, 401: term.ExitFailed, 500: term.ExitFailed, 503: term.ExitFailed} {
 		env := fake(t, func(w http.ResponseWriter, r *http.Request) {
@@ -349,8 +348,8 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestNobodyAnswers checks the same where no daemon answers: every verb says
-// how to start one.
+// TestNobodyAnswers checks that every verb says how to start the daemon if none
+// answers.
 func TestNobodyAnswers(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	env := map[string]string{"LULL_SERVER": "http://127.0.0.1:1", "LULL_TOKEN": "t", "LULL_HOST": "unix://" + none, "LULL_AGENT_SOCKET": none, "XDG_CONFIG_HOME": none}
@@ -362,8 +361,8 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-// TestUsage checks that arguments that a verb does not know give code 2, and
-// that no request is sent.
+// TestUsage checks that invalid arguments give exit code 2, and that no request is
+// sent.
 func TestUsage(t *testing.T) {
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) { t.Errorf("%s %s was asked", r.Method, r.URL) })
 	for name, cmd := range leaves() {
@@ -385,12 +384,12 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestListingsAreArrays checks that empty listings are JSON arrays too.
+// TestListingsAreArrays checks that an empty listing is an empty JSON array.
 func TestListingsAreArrays(t *testing.T) {
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		list := "[]"
 		switch {
-		case r.URL.Path == "/api/v1/events": // continues
+		case r.URL.Path == "/api/v1/events": // the stream does not end by itself
 			w.WriteHeader(http.StatusOK)
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()

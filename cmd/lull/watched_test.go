@@ -25,8 +25,8 @@ import (
 	"lull/internal/sim"
 )
 
-// daemon runs a command of lull in this process until the test ends, and
-// returns what the first line of its output that matches says.
+// daemon runs a command of lull in this process until the test ends. It returns the
+// groups of says in the first line of output that matches.
 func daemon(t *testing.T, says *regexp.Regexp, args ...string) []string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -43,7 +43,7 @@ func daemon(t *testing.T, says *regexp.Regexp, args ...string) []string {
 	t.Cleanup(func() {
 		cancel()
 		select {
-		case <-done: // after ended
+		case <-done: // ended is closed first
 		case <-time.After(patience):
 			t.Errorf("lull %s does not end", args[0])
 			return
@@ -74,15 +74,15 @@ func daemon(t *testing.T, says *regexp.Regexp, args ...string) []string {
 	return nil
 }
 
-// watched is a real server with the simulated cloud beside it, and workers
-// that are imported and armed.
+// watched is a real server next to the simulated cloud, with workers that are
+// imported and armed.
 type watched struct {
 	t      *testing.T
 	sim    string // URL
 	url    string
 	token  string
 	client *control.Client
-	ids    map[string]string // of workers, by name
+	ids    map[string]string // IDs of the workers, by name
 	mail   *mailbox
 }
 
@@ -118,10 +118,10 @@ func newWatched(t *testing.T) *watched {
 	return r
 }
 
-// mailbox is where warnings arrive.
+// mailbox is an HTTP server that receives warnings.
 type mailbox struct {
 	mu    sync.Mutex
-	links map[string]map[string]string // of the last warning about a worker, by name
+	links map[string]map[string]string // links in the last warning about each worker, by verb
 }
 
 func (m *mailbox) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -142,7 +142,7 @@ func (m *mailbox) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// link waits for a warning about a worker, and is one of its links.
+// link waits for a warning about a worker, and returns one of its links.
 func (m *mailbox) link(t *testing.T, worker, verb string) (link string) {
 	t.Helper()
 	eventually(t, func() error {
@@ -187,8 +187,8 @@ func (r *watched) fill() {
 	}
 }
 
-// hosts has two machines with instances report: desk, which answers until the
-// test ends, and attic, which falls silent.
+// hosts makes two hosts with instances report: desk, which answers until the test
+// ends, and attic, which falls silent.
 func (r *watched) hosts() {
 	ctx, end := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
@@ -213,13 +213,13 @@ func (r *watched) hosts() {
 		control.HostInstance{Name: "db", State: "running", IdleFor: 3, Connections: 2, Memory: 200 << 20, Leases: []idle.Lease{{Holder: "ci", Reason: "backup", ExpiresAt: now.Add(time.Hour)}},
 			Blocks: []idle.Block{{Code: idle.ConnectionOpen, Sentence: "2 connections are open."}}, Endpoints: []instance.Endpoint{{Listen: "127.0.0.1:5432", Target: "127.0.0.1:5432", Path: "direct"}}},
 		control.HostInstance{Name: "web", State: "paused", StatusReason: "idle for 1m0s", LastPausedAt: &now, LastPausedBy: "idle_timeout"})
-	ended.Go(func() { // desk answers
+	ended.Go(func() { // desk answers questions
 		turn := control.HostTurn{Answers: []control.HostReply{}, Wait: 10}
 		for ctx.Err() == nil {
 			q, err := r.client.HostTurn(ctx, "desk", turn)
 			turn.Answers = []control.HostReply{}
 			if err != nil {
-				continue // the end
+				continue // the test has ended
 			}
 			for _, x := range q.Questions {
 				a := control.HostReply{ID: x.ID, Status: http.StatusNotFound, Detail: "cannot find it"}
@@ -235,7 +235,7 @@ func (r *watched) hosts() {
 	})
 }
 
-// used simulates use of a worker, and look has its idleness judged.
+// used simulates use of a worker, and requests a check of it.
 func (r *watched) used(name string) {
 	r.t.Helper()
 	body := strings.NewReader(`{"category": "start_lab", "user": "alice"}`)
@@ -256,7 +256,8 @@ func (r *watched) look(name string) {
 	}
 }
 
-// warmUp waits until all workers run, has some of them used, and reads all.
+// warmUp waits until all workers run, makes some of them be in use, and requests a
+// check of all.
 func (r *watched) warmUp() {
 	r.t.Helper()
 	eventually(r.t, func() error {

@@ -23,19 +23,19 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// window is a page in a real browser. Whatever the browser calls an error
-// fails the test when the window is closed.
+// window is a page in a real browser. Errors that the browser reports fail the test
+// when the window is closed.
 type window struct {
 	t   *testing.T
 	ctx context.Context
 
 	mu     sync.Mutex
 	faults []string
-	cut    bool // the server is out of reach on purpose
-	ended  bool // its session was ended on purpose, so requests may be refused
+	cut    bool // the test has made the server unreachable
+	ended  bool // the test has ended the session, so requests may be refused
 }
 
-// browser starts Chromium once for a test.
+// startBrowser starts Chromium for a test.
 func startBrowser(t *testing.T) context.Context {
 	t.Helper()
 	path, err := exec.LookPath("chromium")
@@ -50,7 +50,7 @@ func startBrowser(t *testing.T) context.Context {
 		chromedp.Flag("enable-precise-memory-info", true), chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1360, 900))...)
 	t.Cleanup(cancel)
 	ctx, end := chromedp.NewContext(alloc)
-	// a context with a deadline would end the browser along with it
+	// not a context with a deadline, because that would also end the browser
 	hung := time.AfterFunc(patience, cancel)
 	if err := chromedp.Do(ctx, chromedp.Navigate("about:blank")); err != nil {
 		t.Fatalf("cannot start chromium: %v", err)
@@ -72,8 +72,8 @@ func open(t *testing.T, from context.Context, address string) *window {
 	return tab(t, from, address, chromedp.WithNewBrowserContext())
 }
 
-// tab opens another tab of the browser of from, with its cookies and storage,
-// unless o says otherwise.
+// tab opens another tab of the browser of from. It shares cookies and storage, unless
+// o says otherwise.
 func tab(t *testing.T, from context.Context, address string, o ...chromedp.ContextOption) *window {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(from, o...)
@@ -115,20 +115,20 @@ func tab(t *testing.T, from context.Context, address string, o ...chromedp.Conte
 	return w
 }
 
-// fault notes what the browser complains about, but for the network when it
-// was cut on purpose.
+// fault records an error that the browser reports. Network errors are ignored while
+// the test has made the server unreachable.
 func (w *window) fault(text string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// Other tests on this machine change its network, which aborts requests;
-	// the page sends them again.
+	// Other tests on this machine change its network, which aborts requests. The page
+	// repeats them.
 	if w.ended && unauthorized.MatchString(text) || w.cut && strings.Contains(text, "net::ERR_") || strings.Contains(text, "net::ERR_NETWORK_CHANGED") {
 		return
 	}
 	w.faults = append(w.faults, text)
 }
 
-// do runs one action within patience.
+// do runs one browser action, for at most patience.
 func do[T any](w *window, a chromedp.Action[T]) T {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, patience)
@@ -143,8 +143,8 @@ func do[T any](w *window, a chromedp.Action[T]) T {
 	return v
 }
 
-// js evaluates an expression on the page and awaits a promise. Each $1 in it is
-// an argument, as JSON.
+// js evaluates an expression on the page and, if the result is a promise, awaits it.
+// $1, $2 and so on in it are replaced by the arguments, as JSON.
 func js[T any](w *window, expression string, arg ...any) T {
 	w.t.Helper()
 	return do(w, chromedp.Evaluate[T](w.fill(expression, arg), chromedp.EvalAwaitPromise))
@@ -162,8 +162,8 @@ func (w *window) fill(expression string, arg []any) string {
 	return strings.ReplaceAll(expression, "$1", string(b))
 }
 
-// holds reports whether an expression is true on the page. On one that is being
-// loaded nothing is.
+// holds reports whether an expression is true on the page. It returns false while the
+// page is loading.
 func (w *window) holds(expression string, arg ...any) bool {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, patience)
@@ -183,7 +183,7 @@ func (w *window) until(expression string, arg ...any) {
 		switch {
 		case w.holds(`document.querySelector('#app > *')`):
 			empty = time.Now()
-		case time.Since(empty) > patience/3: // its script was aborted on the way
+		case time.Since(empty) > patience/3: // the page's script may not have been loaded
 			empty = time.Now()
 			do(w, chromedp.Reload())
 		}
@@ -213,20 +213,20 @@ func (w *window) visit(address string) {
 	}
 }
 
-// press clicks, with the mouse, what has that name.
+// press clicks the element called name with the mouse.
 func (w *window) press(name string) {
 	w.t.Helper()
 	w.click(finds, name)
 }
 
-// pressAt clicks what css finds.
+// pressAt clicks the element that the selector css finds.
 func (w *window) pressAt(css string) {
 	w.t.Helper()
 	w.click(`document.querySelector($1)`, css)
 }
 
-// click repeats a click that missed because the page moved under the pointer,
-// or that came while the button was disabled.
+// click clicks an element. It repeats a click that missed because the page moved, or
+// that came while the button was disabled.
 func (w *window) click(what, arg string) {
 	w.t.Helper()
 	for range 50 {
@@ -251,14 +251,14 @@ func (w *window) click(what, arg string) {
 			continue
 		}
 		do(w, chromedp.MouseClickXY(at[0], at[1]))
-		if !w.holds(`window.lullHit === false`) { // true if the click missed; on a page that the click opened the variable does not exist
+		if !w.holds(`window.lullHit === false`) { // lullHit is true if the click missed; on a page that the click opened, the variable does not exist
 			return
 		}
 	}
 	w.t.Fatalf("no click reached %s %s", what, arg)
 }
 
-// enter writes into the field that css finds.
+// enter types text into the field that the selector css finds.
 func (w *window) enter(css, text string) {
 	w.t.Helper()
 	w.until(`document.querySelector($1)`, css)
@@ -283,8 +283,9 @@ func (w *window) colours(scheme string) {
 	}
 }
 
-// artifacts is where a test keeps what it made: below LULL_ARTIFACTS, which make
-// test sets, or where go test -artifacts says; empty keeps nothing.
+// artifacts returns the directory in which a test keeps its artifacts: below
+// LULL_ARTIFACTS, which make test sets, or that of go test -artifacts; empty if none
+// are kept.
 func artifacts(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("LULL_ARTIFACTS"); dir != "" {
@@ -298,7 +299,7 @@ func artifacts(t *testing.T) string {
 	return ""
 }
 
-// keep writes an artifact of a test, if they are kept.
+// keep writes an artifact of a test, if artifacts are kept.
 func keep(t *testing.T, name string, make func() []byte) {
 	t.Helper()
 	dir := artifacts(t)
@@ -314,8 +315,7 @@ func (w *window) picture(name string) {
 	keep(w.t, name+".png", func() []byte { return do(w, chromedp.CaptureScreenshot()) })
 }
 
-// accessible checks the page as it is: nothing that axe calls serious or
-// critical.
+// accessible checks that axe finds nothing serious or critical on the current page.
 func (w *window) accessible(what string) {
 	w.t.Helper()
 	js[bool](w, "(() => {"+axe+"; return true })()")
@@ -327,7 +327,7 @@ func (w *window) accessible(what string) {
 	}
 }
 
-// in makes t the test that the window's steps report to.
+// in makes w report failures to t.
 func (w *window) in(t *testing.T) *window {
 	was := w.t
 	w.t = t
@@ -335,8 +335,8 @@ func (w *window) in(t *testing.T) *window {
 	return w
 }
 
-// both takes pictures of a page in light and dark, and checks what it looks
-// like in some of them.
+// both takes pictures of a page in light and dark. It checks the accessibility in the
+// schemes that checked lists.
 func (w *window) both(name string, checked ...string) {
 	w.t.Helper()
 	for _, scheme := range []string{"dark", "light"} {
@@ -348,12 +348,12 @@ func (w *window) both(name string, checked ...string) {
 	}
 }
 
-// tile is how many workers the overview counts for a standing.
+// tile returns a script for the number of workers with a standing in the overview.
 func (w *window) tile(standing string) string {
 	return fmt.Sprintf(`document.querySelector('.tile.%s .count')?.innerText`, standing)
 }
 
-// more chooses from a menu by its name.
+// more selects an item in a menu.
 func (w *window) more(menu, item string) {
 	w.t.Helper()
 	w.press(menu)
@@ -361,7 +361,7 @@ func (w *window) more(menu, item string) {
 	w.click(`[...document.querySelectorAll('[role=menu] [role^=menuitem]')].find((e) => e.innerText.replace('↗', '').trim() === $1)`, item)
 }
 
-// code waits for the code of a block, which is under the details.
+// code waits until the details of a block show its code.
 func (w *window) code(code string) {
 	w.t.Helper()
 	w.until(`[...document.querySelectorAll('details.codes:not([open]) code')].some((e) => e.textContent === $1)`, code)
@@ -381,7 +381,8 @@ func (w *window) clear(css string) {
 	js[bool](w, `(() => { const v = document.querySelector($1); v.value = ''; v.dispatchEvent(new Event('input', {bubbles: true})); return true })()`, css)
 }
 
-// forgive waits for a complaint of the browser that a step meant to cause.
+// forgive waits for an error of the browser that a step caused on purpose, and
+// removes it from the faults.
 func (w *window) forgive(text string) {
 	w.t.Helper()
 	eventually(w.t, func() error {

@@ -34,7 +34,7 @@ const (
 // file has.
 type Local struct {
 	Settings      tags.Settings
-	AllowTagHooks bool // run hooks from tags; then everyone who can write tags controls the machine
+	AllowTagHooks bool // run hooks from tags, which lets everyone who can write tags control the machine
 	ReplaceTags   bool // ignore tags
 }
 

@@ -14,9 +14,9 @@ import (
 	"lull/internal/core/why"
 )
 
-// AccountText prints the explanation of a worker, an instance or an agent. A
-// zero at means now. Otherwise it is printed with its offset from UTC, because
-// the local time given with --at may be ambiguous when daylight saving time ends.
+// AccountText prints an explanation. A zero at means now. A past at is printed with
+// its offset from UTC, because the local time given with --at may be ambiguous when
+// daylight saving time ends.
 func AccountText(w io.Writer, a why.Account, at time.Time) {
 	when := ""
 	if !at.IsZero() {
