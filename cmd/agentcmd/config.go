@@ -37,8 +37,8 @@ type Settings struct {
 	reporting.Target
 }
 
-// agentOptions come from flags and the environment, which systemd reads from
-// /etc/default/lull-agent; there is no config file of the process.
+// Options of the process. They come from flags and the environment, which systemd
+// reads from /etc/default/lull-agent. The process has no config file.
 var option = options.New[Settings]
 
 var agentOptions = []options.Option[Settings]{

@@ -14,9 +14,9 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// TestTutorials follows the tutorials as a newcomer does: every command,
-// in one shell, with the outputs that they show. They end with nothing left behind,
-// and need little that a small Linux lacks.
+// TestTutorials follows the tutorials as a newcomer would: it runs every command in
+// one shell and compares the output with the tutorial's. Nothing may be left behind,
+// and the tutorials may need little that a small Linux lacks.
 func TestTutorials(t *testing.T) {
 	need(t, "bash")
 	shim := programtest.Build(t, "lull/cmd/lull-shim")
@@ -28,13 +28,13 @@ func TestTutorials(t *testing.T) {
 				if os.Geteuid() != 0 {
 					t.Skip("only root may end a machine")
 				}
-				parent = "/run" // writable for root only
+				parent = "/run" // only root can write there
 			}
 			dir, err := os.MkdirTemp(parent, "lull-tutorial-")
 			errtest.None(t, err)
 			t.Cleanup(func() {
 				if err := os.RemoveAll(dir); err != nil {
-					t.Log(err) // a daemon that is ending may still write
+					t.Log(err) // a daemon that is ending may still be writing
 				}
 			})
 			t.Cleanup(func() { endShim(filepath.Join(dir, "work", "host", "shim")) })
@@ -77,8 +77,8 @@ func TestTutorials(t *testing.T) {
 	}
 }
 
-// TestTutorialsAreRead checks that the tutorial test fails for commands that
-// fail, are not run, or print something other than shown.
+// TestTutorialsAreRead checks that the tutorial test fails for a command that fails,
+// that is not run, or whose output differs from what is shown.
 func TestTutorialsAreRead(t *testing.T) {
 	const good = "Words.\n\n```sh\n# a comment\nX=1\ncat > f <<EOF\n$X\nlast\nEOF\necho a \\\n  b; cat f\n```\n\n```text\na  b\n…\nl…t\n```\n"
 	for _, c := range []struct{ what, doc, fault string }{
@@ -86,7 +86,7 @@ func TestTutorialsAreRead(t *testing.T) {
 		{"a command that fails", strings.Replace(good, "X=1", "X=1\nfalse\ntrue", 1), "line 7 is never run"},
 		{"the last command fails", good + "\n```sh\nfalse\n```\n", "line 21 fails"},
 		{"another output", strings.Replace(good, "l…t", "list", 1), "shown is"},
-		{"output that is not shown", strings.Replace(good, "l…t\n", "", 1), ""}, // … reaches to the end
+		{"output that is not shown", strings.Replace(good, "l…t\n", "", 1), ""}, // the … would match to the end
 		{"too little output", strings.Replace(good, "a  b\n…", "a  b\n1\n2\n…", 1), "shown is"},
 		{"a fence of another kind", good + "```bash\ntrue\n```\n", "line 19: want a fence"},
 		{"code without a fence", good + "\n    true\n", "line 20: code outside"},
@@ -104,8 +104,8 @@ func TestTutorialsAreRead(t *testing.T) {
 	}
 }
 
-// TestPages pastes the commands of pages that are not tutorials into a shell, in a
-// folder that has the programs which they take for the reader's own.
+// TestPages runs the commands of pages that are not tutorials in a shell, in a
+// directory that has the programs which the pages take for the reader's own.
 func TestPages(t *testing.T) {
 	need(t, "python3")
 	need(t, "redis-server")
@@ -128,7 +128,7 @@ for name in runner web worker; do printf '#!/bin/sh\nexec sleep 1000\n' > $name;
 			}
 			for line := range strings.Lines(text) {
 				switch {
-				case strings.Contains(line, "jupyter"): // refuses to run as root; TestJupyterProbe runs it
+				case strings.Contains(line, "jupyter"): // jupyter refuses to run as root; TestJupyterProbe runs it
 				case strings.Contains(line, "--watch"):
 					body.WriteString("timeout -s INT 2 lull up --watch || [ $? = 124 ]\n")
 				default:

@@ -1,5 +1,5 @@
-// Package pagetest follows the pages of docs as a reader does: it runs their commands
-// and compares what these print with what the page shows.
+// Package pagetest follows the pages of docs as a reader would: it runs their
+// commands and compares what they print with what the page shows.
 package pagetest
 
 import (
@@ -19,14 +19,14 @@ import (
 // Step is one command of a page.
 type Step struct {
 	Text  string
-	line  int    // of the page
-	shown string // what its block shows below it, on the block's last command
-	first int    // index of the block's first command whose output the expected text covers
+	line  int    // line of the command in the page
+	shown string // output shown below the command's block; only on the block's last command
+	first int    // index of the block's first command, where the shown output begins
 }
 
-// Steps extracts the commands of a page: sh fences, each optionally
-// followed directly by a text fence with their output. Anything else that looks
-// like code is an error, so that no command is skipped.
+// Steps returns the commands of a page: those in sh fences. A text fence directly
+// after an sh fence shows its output. Anything else that looks like code is an error,
+// so that no command is skipped.
 func Steps(doc string) ([]Step, error) {
 	var out []Step
 	fence, begun, body, after := "", 0, []string(nil), false
@@ -85,8 +85,8 @@ func Steps(doc string) ([]Step, error) {
 	return out, nil
 }
 
-// as returns the pattern of a shown output: … within a line matches anything, a
-// line of … alone any number of lines, and spaces between columns any number of
+// as returns a pattern for a shown output. In it, … within a line stands for any
+// text, a line of … alone for any number of lines, and spaces for any number of
 // spaces.
 func as(shown string) *regexp.Regexp {
 	var b strings.Builder
@@ -112,9 +112,9 @@ func as(shown string) *regexp.Regexp {
 	return regexp.MustCompile(b.String() + `$`)
 }
 
-// Follow runs the commands in one shell, with an environment and in the new folder work
-// of dir, and compares what each prints with what is shown. in is a command that runs
-// the shell elsewhere; none runs it here.
+// Follow runs the commands in one shell, with the environment env and in the new
+// directory dir/work. It returns where the output differs from what is shown. in is a
+// command that runs the shell elsewhere; if empty, the shell runs here.
 func Follow(ctx context.Context, all []Step, dir string, env []string, in ...string) (faults []error) {
 	var script strings.Builder
 	script.WriteString("set -e\n")
@@ -122,7 +122,7 @@ func Follow(ctx context.Context, all []Step, dir string, env []string, in ...str
 		fmt.Fprintf(&script, "printf '\\001%d\\n'\n%s\n", i, s.Text)
 	}
 	fmt.Fprintf(&script, "printf '\\001%d\\n'\n", len(all))
-	out, err := os.Create(filepath.Join(dir, "stdout")) // a file, because daemons keep standard output open
+	out, err := os.Create(filepath.Join(dir, "stdout")) // a file and not a pipe, because daemons keep standard output open
 	if err != nil {
 		return []error{err}
 	}

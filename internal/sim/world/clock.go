@@ -21,8 +21,8 @@ type Clock struct {
 	speed  float64
 }
 
-// NewClock returns a clock whose world starts at start now; a zero start means
-// the present.
+// NewClock returns a clock whose world's time is start now; a zero start means the
+// present.
 func NewClock(start time.Time, speed float64) *Clock {
 	now := time.Now()
 	if start.IsZero() {
