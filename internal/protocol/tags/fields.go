@@ -46,13 +46,13 @@ var fields = []Field{
 	word("ttl-action", "what the deadline leads to", func(s *Settings) **string { return &s.TTLAction }, "stop", "terminate"),
 	private(text("pre-stop", "shell command that runs before an action", nonEmpty, func(s *Settings) **string { return &s.PreStop }), Program),
 	private(text("post-cancel", "shell command that runs when an action is canceled after pre-stop ran", nonEmpty, func(s *Settings) **string { return &s.PostCancel }), Program),
-	span("pre-stop-timeout", "how long each of the two may take", time.Second, time.Hour, func(s *Settings) **time.Duration { return &s.PreStopTimeout }),
-	text("pre-stop-user", "the user that both run as", userName, func(s *Settings) **string { return &s.PreStopUser }),
-	number("idle-cpu", "percent of all CPUs that counts as use", 0, 100, func(s *Settings) **float64 { return &s.IdleCPU }),
-	number("idle-cpu-cores", "busy CPUs that count as use even where they are fewer percent; 0 for off", 0, 4096, func(s *Settings) **float64 { return &s.IdleCPUCores }),
-	bytes("idle-network", "bytes a minute that count as use", func(s *Settings) **float64 { return &s.IdleNetwork }),
-	bytes("idle-disk", "bytes a minute that count as use", func(s *Settings) **float64 { return &s.IdleDisk }),
-	number("idle-gpu", "percent of a GPU that counts as use", 0, 100, func(s *Settings) **float64 { return &s.IdleGPU }),
+	span("pre-stop-timeout", "time limit of pre-stop, and of post-cancel", time.Second, time.Hour, func(s *Settings) **time.Duration { return &s.PreStopTimeout }),
+	text("pre-stop-user", "the user that runs pre-stop and post-cancel", userName, func(s *Settings) **string { return &s.PreStopUser }),
+	number("idle-cpu", "CPU use that counts, in percent of all CPUs", 0, 100, func(s *Settings) **float64 { return &s.IdleCPU }),
+	number("idle-cpu-cores", "number of busy CPUs that count as use even if they are less than idle-cpu percent of all; 0 disables this", 0, 4096, func(s *Settings) **float64 { return &s.IdleCPUCores }),
+	bytes("idle-network", "network traffic that counts as use, in bytes a minute", func(s *Settings) **float64 { return &s.IdleNetwork }),
+	bytes("idle-disk", "disk traffic that counts as use, in bytes a minute", func(s *Settings) **float64 { return &s.IdleDisk }),
+	number("idle-gpu", "GPU use that counts, in percent of one GPU", 0, 100, func(s *Settings) **float64 { return &s.IdleGPU }),
 	listOf("signals", "which of the seven signals count", func(s *Settings) **[]string { return &s.Signals }, "cpu", "network", "disk", "gpu", "terminals", "users", "recent"),
 	listOf("presence", "signals that count by presence alone, without input", func(s *Settings) **[]string { return &s.Presence }, "terminals", "users"),
 	listOf("active-processes", "program names that count as use while they run", func(s *Settings) **[]string { return &s.ActiveProcesses }),
@@ -195,7 +195,7 @@ func word(name, doc string, at func(*Settings) **string, allowed ...string) Fiel
 // listOf returns a Field for a list separated by commas or spaces. If no words
 // are allowed explicitly, any plain name is valid.
 func listOf(name, doc string, at func(*Settings) **[]string, allowed ...string) Field {
-	form := "list parted by commas"
+	form := "comma-separated list"
 	if len(allowed) > 0 {
 		form += " of " + strings.Join(allowed, ", ")
 	}
