@@ -1,10 +1,11 @@
-// Command agent compares the agent's cost with that of two programs that watch
-// a machine like it does, prometheus-node-exporter and collectd, in one run on
-// one machine: memory, CPU time and bytes written per check.
+// Command agent compares the cost of the agent with that of two programs with a
+// similar task, prometheus-node-exporter and collectd, in one run on one machine:
+// memory, CPU time and bytes written per check.
 //
-// Every contender checks once every -every, for -for; node_exporter is scraped
-// that often. Figures for an hour assume the agent's own interval of a minute
-// for all of them. A contender that is not installed is omitted and named.
+// Every contender checks once every -every, for the duration -for; node_exporter
+// is scraped at that interval. Figures per hour assume the agent's default
+// interval of a minute for all of them. A contender that is not installed is
+// named and omitted.
 package main
 
 import (
@@ -48,7 +49,7 @@ func main() {
 	}
 }
 
-// local stores files on disk and returns a given local file.
+// local stores the agent's files on disk and returns a given local policy file.
 type local struct {
 	agent.Files
 	text string
@@ -122,11 +123,11 @@ func number(text, name string) int64 {
 	return n
 }
 
-// contender is one program under measurement.
+// contender is one of the compared programs.
 type contender struct {
 	name string
 	cmd  *exec.Cmd
-	ask  func(ctx context.Context) (int64, error) // performs one check and returns the bytes it took; nil if the contender checks by itself
+	ask  func(ctx context.Context) (int64, error) // performs one check and returns the bytes it transferred; nil if the contender checks by itself
 }
 
 func measure(ctx context.Context, span, every time.Duration) error {
@@ -161,7 +162,7 @@ func countCPUs() int {
 	return strings.Count(string(b), "\ncpu")
 }
 
-// reading times the file readings alone.
+// reading measures the agent's file reads alone.
 func reading() string {
 	m := proc.NewMachine(proc.MachineConfig{})
 	defer m.Close()
@@ -175,7 +176,7 @@ func reading() string {
 }
 
 func contenders(dir string, every time.Duration) []contender {
-	self, _ := os.Executable() // os.Args[0] is an acceptable fallback
+	self, _ := os.Executable() // if it fails, "" makes the caller's command fail
 	out := []contender{{name: "lull agent", cmd: exec.Command(self, "-child", dir, "-every", every.String())}}
 	out = append(out, exporter())
 	conf := filepath.Join(dir, "collectd.conf")
@@ -205,11 +206,11 @@ func exporter() contender {
 		}}
 }
 
-// usageLine is a row of the table.
+// usageLine is one row of the table.
 type usageLine struct {
 	name    string
 	rss     int64
-	look    time.Duration // CPU time
+	look    time.Duration // CPU time per check
 	written int64         // bytes per check
 	sent    int64         // bytes per check, sent to the client
 }
@@ -264,7 +265,8 @@ func (c contender) run(ctx context.Context, span, every time.Duration) (usageLin
 	return line, nil
 }
 
-// warmUp waits until the contender works, so that its start-up is not measured.
+// warmUp waits until the contender is working, so that its start-up is not
+// measured.
 func (c contender) warmUp(ctx context.Context) error {
 	for range 100 {
 		select {
@@ -273,7 +275,7 @@ func (c contender) warmUp(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if c.ask == nil {
-			continue // five seconds suffice for a contender that checks by itself
+			continue // for a contender that checks by itself, five seconds suffice
 		}
 		if _, err := c.ask(ctx); err == nil {
 			return nil

@@ -14,13 +14,14 @@ import (
 	"time"
 )
 
-// usage counts the scripted client's traffic, seen from the program.
+// usage counts the traffic of the scripted client, from the program's point of
+// view.
 type usage struct {
 	rx, tx atomic.Int64 // bytes received from the client and sent to it
 	open   atomic.Int32
 }
 
-// run is one program under a scripted client.
+// run is a running program with a scripted client.
 type run struct {
 	dir   string
 	stdin io.WriteCloser
@@ -52,7 +53,7 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// dial connects the client to the program once the program listens.
+// dial connects the client to the program, waiting until the program listens.
 func (x *run) dial(ctx context.Context, port int) (net.Conn, error) {
 	for {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -75,15 +76,15 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// between draws a time between two.
+// between draws a duration from least to most.
 func between(least, most time.Duration) time.Duration {
 	return least + time.Duration(rand.Int64N(int64(most-least)))
 }
 
 type script func(ctx context.Context, x *run)
 
-// browse requests pages with reading times in between; keep keeps the
-// connection.
+// browse requests pages in turn, with reading times in between. keep keeps the
+// connection open.
 func browse(port int, least, most time.Duration, keep bool, paths ...string) script {
 	return func(ctx context.Context, x *run) {
 		t := &http.Transport{DisableKeepAlives: !keep, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return x.dial(ctx, port) }}
@@ -101,7 +102,7 @@ func browse(port int, least, most time.Duration, keep bool, paths ...string) scr
 	}
 }
 
-// talk writes lines and reads the replies.
+// talk writes lines on a number of connections and discards the replies.
 func talk(port, clients int, least, most time.Duration, lines ...string) script {
 	return func(ctx context.Context, x *run) {
 		for range clients {
@@ -126,8 +127,8 @@ func talk(port, clients int, least, most time.Duration, lines ...string) script 
 	}
 }
 
-// through forwards a port to the program, so that the bytes of another client,
-// which the command starts, are counted.
+// through runs a client by a shell command. The client connects to port, which is
+// forwarded to the program's port to, so that its bytes are counted.
 func through(port, to int, command string) script {
 	return func(ctx context.Context, x *run) {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -164,7 +165,7 @@ func through(port, to int, command string) script {
 	}
 }
 
-// keys types into the program's tmux.
+// keys types lines into the program's tmux.
 func keys(least, most time.Duration, lines ...string) script {
 	return func(ctx context.Context, x *run) {
 		for n := 0; ctx.Err() == nil; n++ {
@@ -189,7 +190,7 @@ func requests(least, most time.Duration, lines ...string) script {
 	}
 }
 
-// api simulates a model's API: it answers after a while, a token at a time.
+// api simulates a model's API, which answers after a while, one token at a time.
 func api(port int) script {
 	return func(ctx context.Context, x *run) {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -208,7 +209,8 @@ func api(port int) script {
 	}
 }
 
-// answer simulates the far end: it receives the program's requests.
+// answer simulates the API's end of a connection: it receives the program's
+// requests and answers them.
 func answer(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {

@@ -1,12 +1,12 @@
 // Command corpus records the building blocks of test/corpus: the resources that
-// real programs use per second with and without a scripted client.
+// real programs use per second, with and without a scripted client.
 //
-// For each recipe it starts the program in a CPU accounting group of its own,
-// waits until it is up, and records for -for: the CPU time of the group, the
-// bytes that its processes read from and wrote to disks, the bytes on the
-// connections of the scripted client, how many of those are open, and whether
-// the program's terminal had input or output. A recording is a gzipped file of
-// columns in -to. It needs root and control groups, version 1.
+// For each recipe it starts the program in its own CPU accounting group, waits
+// until it is up, and records for the duration -for: the CPU time of the group,
+// the bytes that its processes read from and write to disks, the bytes on the
+// connections of the scripted client, how many of those are open, and whether the
+// program's terminal has input or output. A recording is a gzipped file of
+// columns in -to. The program needs root and control groups version 1.
 package main
 
 import (
@@ -36,7 +36,7 @@ func main() {
 	}
 }
 
-// side is the number of recipes recorded concurrently. Most of them are idle.
+// side is the number of recipes recorded at the same time. Most of them are idle.
 const side = 12
 
 func recordAll(ctx context.Context, span time.Duration, to, only string) error {

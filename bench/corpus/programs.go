@@ -25,7 +25,7 @@ const wsgiApp = `def app(env, start):
     start('200 OK', [('Content-Type', 'text/plain')])
     return [(str(n) * 500).encode()]`
 
-// chatApp pings its clients every 20 s, as a web socket server does.
+// chatApp pings its clients every 20 s, as a WebSocket server does.
 const chatApp = `import asyncio, sys
 clients = set()
 async def on(r, w):
@@ -63,7 +63,7 @@ func postgres(port string) string {
 		"exec runuser -u postgres -- $B/postgres -D $DIR/pg/d -p " + port + " -k $DIR/pg -c listen_addresses=127.0.0.1"
 }
 
-// jupyter starts a server and a kernel in it.
+// jupyter returns a command that starts a Jupyter server with a kernel.
 func jupyter(port string) string {
 	return "(sleep 12; curl -s -X POST '127.0.0.1:" + port + "/api/kernels?token=t') & python3() { /usr/bin/python3 \"$@\"; }; " +
 		"python3 -m jupyter_server --allow-root --ip 127.0.0.1 --port " + port + " --ServerApp.token=t --ServerApp.root_dir=$DIR"
@@ -71,7 +71,8 @@ func jupyter(port string) string {
 
 const prometheusConfig = "global: {scrape_interval: 15s}\nscrape_configs: [{job_name: self, static_configs: [{targets: ['127.0.0.1:21101']}]}]\n"
 
-// tsserver is the language server of the dashboard's own compiler.
+// tsserver runs the language server of the TypeScript compiler that the dashboard
+// uses.
 const tsserver = "node $REPO/web/node_modules/typescript/lib/tsserver.js"
 
 var tsFile = strings.Repeat("export function f(a: number, b: string): string { return b.repeat(a) }\n", 1) + strings.Repeat("console.log(f(2, 'x').length)\n", 400)
@@ -83,7 +84,7 @@ const (
 		"{\"seq\":4,\"type\":\"request\",\"command\":\"completions\",\"arguments\":{\"file\":\"$DIR/a.ts\",\"line\":3,\"offset\":2}}\n"
 )
 
-// agentApp calls a model, waits, and runs the commands that it answers.
+// agentApp calls a model, waits, and runs the commands in the model's answer.
 const agentApp = `import sys, time, socket, subprocess
 while True:
     try: s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
@@ -96,7 +97,7 @@ while True:
     subprocess.run(['sh', '-c', 'find /usr/share -name "*.txt" | head -2000 | xargs wc -l >/dev/null'], stderr=subprocess.DEVNULL)
     time.sleep(1)`
 
-// trainApp computes for a while and then waits for its data loader.
+// trainApp alternates between computing and waiting for its data loader.
 const trainApp = `import time, random
 try:
     import numpy
@@ -130,7 +131,8 @@ func sshd(port string) string {
 		"exec /usr/sbin/sshd -D -e -f $DIR/sshd_config -p " + port + " -h $DIR/host"
 }
 
-// ssh connects with keep-alives; the command runs on a terminal.
+// ssh returns a command that connects with keep-alives and runs command on a
+// terminal.
 func ssh(port, command string) string {
 	return "ssh -tt -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o ServerAliveInterval=30 -i $DIR/key -p " + port + " root@127.0.0.1 '" + command + "' >/dev/null 2>$DIR/ssh.log"
 }

@@ -6,15 +6,15 @@ import "time"
 type recipe struct {
 	name   string
 	files  map[string]string
-	run    string // shell command; $DIR is the recipe's folder
+	run    string // shell command; $DIR is the recipe's directory
 	warm   time.Duration
 	client script // nil if the program has no client
 }
 
 const sec = time.Second
 
-// recipes lists the recordings. Most programs have two or more: without a
-// client, with a client that only stays connected or checks the health, and in
+// recipes returns what to record. Most programs have two or more recipes: without
+// a client, with a client that only stays connected or checks its health, and in
 // use.
 func recipes() []recipe {
 	var out []recipe

@@ -26,7 +26,7 @@ type row struct {
 	out    bool  // its terminal was written
 }
 
-// meter measures the processes of one group.
+// meter measures the processes of one accounting group.
 type meter struct {
 	group string
 	fs    *proc.FS
@@ -41,7 +41,7 @@ type meter struct {
 
 const groups = "/sys/fs/cgroup/cpuacct"
 
-// record starts the program of r and measures it for span.
+// record starts the program of r and records its usage for span.
 func record(ctx context.Context, r recipe, span time.Duration) ([]row, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -99,7 +99,7 @@ func (x *run) start(r recipe, group string) error {
 	return nil
 }
 
-// end kills the processes that remain in the group.
+// end kills the remaining processes of the group.
 func (m *meter) end() {
 	for range 50 {
 		pids := m.pids()
@@ -123,7 +123,8 @@ func (m *meter) pids() (out []int) {
 	return out
 }
 
-// look reads the disk bytes and terminals of the processes.
+// look returns the disk bytes of the processes so far, and whether a terminal had
+// input or output.
 func (m *meter) look() (disk int64, in, out bool) {
 	now := map[int]uint64{}
 	for _, pid := range m.pids() {
@@ -152,8 +153,8 @@ func (m *meter) used() int64 {
 	return n / 1000
 }
 
-// rows samples disks and terminals ten times a second, so that short programs
-// are seen, and adds them up per second.
+// rows samples disks and terminals ten times a second, so that short-lived
+// programs are seen, and returns the sums for each second.
 func (m *meter) rows(ctx context.Context, span time.Duration) (out []row, err error) {
 	m.cpu = m.used()
 	m.disk, _, _ = m.look()
@@ -204,7 +205,7 @@ func write(path string, rows []row) error {
 	return errors.Join(z.Close(), f.Close())
 }
 
-// summary describes a recording for the user who makes it.
+// summary describes a recording, for the user who makes it.
 func summary(rows []row) string {
 	var cpu, disk, rx, tx int64
 	in, out := 0, 0

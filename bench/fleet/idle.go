@@ -34,18 +34,18 @@ faults:
   - {service: cml, kind: error, status: 503, probability: 0.05}
 `
 
-// idleFleet is an unused fleet behind slow CML hosts. The pauses of all its
+// idleFleet measures an unused fleet with slow CML hosts. The pauses of all its
 // workers are due at the same time.
 type idleFleet struct {
 	workers  int
-	interval time.Duration // between two idle checks
-	lead     time.Duration // from the start of the bench to the deadline
+	interval time.Duration // interval of idle checks
+	lead     time.Duration // from the start of the measurement to the deadline
 	bin      string
-	profiles string // folder for profiles of the time after the deadline; may be empty
+	profiles string // directory for profiles of the time after the deadline; may be empty
 }
 
-// run fails unless every worker is stopped within two intervals of its
-// deadline. The simulator records when a stop was sent.
+// run returns an error unless every worker is stopped within two intervals of its
+// deadline. The simulator records when each stop was sent.
 func (b idleFleet) run(ctx context.Context) (err error) {
 	const timeout = time.Hour
 	deadline := time.Now().Add(b.lead).UTC().Round(0)
@@ -115,8 +115,8 @@ func (b idleFleet) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// profile writes the CPU profile of the next two intervals, and goroutine
-// profiles of its beginning.
+// profile writes a CPU profile of the next two intervals, and goroutine profiles
+// of their beginning.
 func (b idleFleet) profile(ctx context.Context, r *rig.Rig) error {
 	if b.profiles == "" {
 		return nil
@@ -138,8 +138,8 @@ func (b idleFleet) profile(ctx context.Context, r *rig.Rig) error {
 	return <-cpu
 }
 
-// stops returns how long after the deadline the stop of each stopped instance
-// was sent, sorted.
+// stops returns how long after the deadline the stop of each stopped instance was
+// sent, in ascending order.
 func stops(ctx context.Context, url string, deadline time.Time) ([]time.Duration, error) {
 	req, err := http.NewRequestWithContext(ctx, "GET", url+"/sim/instances", nil)
 	if err != nil {
@@ -166,7 +166,7 @@ func stops(ctx context.Context, url string, deadline time.Time) ([]time.Duration
 	return out, nil
 }
 
-// load returns the load average of the machine over one minute.
+// load returns the machine's load average over one minute.
 func load() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

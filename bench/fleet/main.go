@@ -1,10 +1,10 @@
-// Command fleet measures what a steady fleet costs a server: lull server on its
-// embedded store, with lull sim in another process that is not counted. For
-// each size it creates a simulated region and a store that knows its workers,
-// starts the server, waits until every worker is read and owned, and measures
-// some cycles: calls to the cloud, writes to the store, CPU time by part of the
-// work, and memory. A tenth of the workers run. Each has a history of -events
-// events and fetches its telemetry every 300 s, the shortest interval that the
+// Command fleet measures what a steady fleet costs a server. It runs lull server
+// on its embedded store, and lull sim in another process that is not counted. For
+// each size it creates a simulated region and a store with its workers, starts
+// the server, waits until every worker is read and owned, and measures some
+// cycles: calls to the cloud, writes to the store, CPU time by part of the work,
+// and memory. A tenth of the workers run. Each of those has a history of -events
+// events, and its telemetry is read every 300 s, the shortest interval that the
 // settings allow.
 package main
 
@@ -65,7 +65,7 @@ func main() {
 	}
 }
 
-// bench is one run.
+// bench is one run for one size.
 type bench struct {
 	cycles   int
 	warm     time.Duration
@@ -75,7 +75,7 @@ type bench struct {
 	*rig.Rig
 }
 
-// cycle is RECONCILE_INTERVAL.
+// cycle is the server's RECONCILE_INTERVAL.
 const cycle = 30 * time.Second
 
 func run(ctx context.Context, b bench, of rig.Region) (err error) {
@@ -183,7 +183,7 @@ func (b *bench) measure(ctx context.Context, ready, started time.Duration) error
 	return nil
 }
 
-// keep stores the profiles of the run in the folder that -profiles names.
+// keep stores a profile of the run in the directory -profiles.
 func (b *bench) keep(ctx context.Context, profile []byte) error {
 	if b.profiles == "" {
 		return nil
@@ -198,11 +198,12 @@ func (b *bench) keep(ctx context.Context, profile []byte) error {
 
 var tagLine = regexp.MustCompile(`^\s*\S+ \(\s*([0-9.]+)%\): (\w+)$`)
 
-// focusLine matches the share of all samples that a profile shows.
+// focusLine matches the line of pprof's output with the share of samples that its
+// filter selects.
 var focusLine = regexp.MustCompile(`(?m)^Active filters:(?s:.*?)accounting for [0-9.a-z]+,\s+([0-9.]+)% of`)
 
-// shares returns the parts of the CPU time, as fractions of 1, by the labels of
-// the profile.
+// shares returns the parts of the CPU time by the profile's labels, as fractions
+// of 1.
 func (b *bench) shares(ctx context.Context) (map[string]float64, error) {
 	out, err := exec.CommandContext(ctx, "go", "tool", "pprof", "-tags", b.File("profile")).Output()
 	if err != nil {
@@ -219,8 +220,8 @@ func (b *bench) shares(ctx context.Context) (map[string]float64, error) {
 			shares[m[2]] = v / 100
 		}
 	}
-	// Garbage collection has no label. The part that goroutines do themselves is
-	// in their parts.
+	// Garbage collection has no label. What other goroutines do for it counts for
+	// their own parts.
 	out, err = exec.CommandContext(ctx, "go", "tool", "pprof", "-top", "-nodecount=100000", "-nodefraction=0", "-tagignore=.", "-focus=gcBgMarkWorker|bgsweep|bgscavenge", b.File("profile")).Output()
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the profile: %w", err)

@@ -23,11 +23,11 @@ import (
 //go:embed tiny/tiny.c
 var tinySource []byte
 
-// firstPort is the first port of the tiny programs; the last is below the
+// firstPort is the first port of the tiny programs. The last one is below the
 // kernel's ephemeral ports.
 const firstPort = 10_000
 
-// tiny builds the smallest program that listens.
+// tiny builds a minimal program that listens, and returns its path.
 func tiny(dir string) (string, error) {
 	src, bin := filepath.Join(dir, "tiny.c"), filepath.Join(dir, "tiny")
 	if err := os.WriteFile(src, tinySource, 0o600); err != nil {
@@ -40,10 +40,10 @@ func tiny(dir string) (string, error) {
 	return bin, nil
 }
 
-// asleepPart fills a host with paused instances and measures it while it does
-// nothing. Where the limits on open files forbid as many as wanted, it does the same
-// with instances that do not start again on a connection after a stop, of which no
-// sockets are kept.
+// asleepPart fills a host with paused instances and measures the host while they
+// sleep. If the limits on open files allow fewer than wanted, it repeats that
+// with instances that no connection starts again after a stop, because no sockets
+// are kept for those.
 func asleepPart(ctx context.Context, s settings) error {
 	n, err := asleep(ctx, s, true)
 	if err == nil && n < s.instances {
@@ -53,7 +53,9 @@ func asleepPart(ctx context.Context, s settings) error {
 	return err
 }
 
-// asleep measures n instances, at most as many as wanted.
+// asleep measures as many instances as the limits allow, up to the wanted number,
+// and returns how many. wakes means that a connection starts them again after a
+// stop.
 func asleep(ctx context.Context, s settings, wakes bool) (n int, err error) {
 	d, err := startDaemon(ctx)
 	if err != nil {
@@ -81,7 +83,8 @@ func asleep(ctx context.Context, s settings, wakes bool) (n int, err error) {
 			return err
 		})
 	}
-	// The first ones create what all share, such as the watchdog.
+	// The first few make the daemon create everything that instances share, such
+	// as the watchdog.
 	begun := 8
 	if err := each(4, begun, start); err != nil {
 		return 0, err
@@ -111,7 +114,7 @@ func asleep(ctx context.Context, s settings, wakes bool) (n int, err error) {
 		return 0, err
 	}
 	asleep := time.Since(began)
-	<-time.After(3 * time.Second) // until records are written and garbage is collected
+	<-time.After(3 * time.Second) // let it write records and collect garbage
 	full, err := observe(ctx, d)
 	if err != nil {
 		return 0, err
@@ -130,7 +133,7 @@ func asleep(ctx context.Context, s settings, wakes bool) (n int, err error) {
 	return n, wakeSome(s, n)
 }
 
-// wakeSome checks that the instances are merely asleep, by waking n of them.
+// wakeSome checks that the instances are only asleep, by waking n of them.
 func wakeSome(s settings, n int) error {
 	var lat []time.Duration
 	for k := 0; k < n; k += max(n/200, 1) {
@@ -144,9 +147,9 @@ func wakeSome(s settings, n int) error {
 	return nil
 }
 
-// fitting returns how many instances the limits on open files allow, at most want.
-// begun run already. It has start begin some more and counts what the processes of
-// the daemon open for them.
+// fitting returns how many instances the limits on open files allow, at most
+// want. *begun of them run already. To measure how many files each needs, fitting
+// starts some more and updates *begun.
 func fitting(d *daemon, want int, begun *int, start func(from, to int) error) (int, error) {
 	const more, spare = 64, 200
 	before, err := openFiles(d)
@@ -174,11 +177,12 @@ func fitting(d *daemon, want int, begun *int, start func(from, to int) error) (i
 	return max(n, *begun), nil
 }
 
-// opened is the number of open files of a process, without those of control groups,
-// its limit, and how many of those it may keep ready.
+// opened is a process's number of open files without those of control groups, its
+// limit, and how many files of control groups it may keep open.
 type opened struct{ count, limit, kept int }
 
-// openFiles returns that of the daemon, of its shim and of the shim's watchdog.
+// openFiles returns the open files of the daemon, its shim and the shim's
+// watchdog, by name.
 func openFiles(d *daemon) (map[string]opened, error) {
 	pids := map[string]int{"the daemon": d.cmd.Process.Pid, "the shim": d.shim}
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", d.shim, d.shim))
@@ -230,8 +234,8 @@ func fileLimit(pid int) (int, error) {
 }
 
 // observed is one measurement of the daemon and its shim. The status request
-// costs the daemon something too, so the measurement that ends an interval
-// reads the usage first.
+// costs the daemon something too, so at the end of an interval the usage is read
+// before it.
 type observed struct {
 	at           time.Time
 	daemon, shim used

@@ -50,7 +50,8 @@ func callsPart(ctx context.Context, s settings) (err error) {
 	return w.Flush()
 }
 
-// counted has strace count the system calls of a process over span.
+// counted counts the system calls of a process with strace over span, while work
+// runs.
 func counted(ctx context.Context, pid int, span time.Duration, work func() error) (string, error) {
 	path, err := exec.LookPath("strace")
 	if err != nil {
@@ -66,13 +67,13 @@ func counted(ctx context.Context, pid int, span time.Duration, work func() error
 		return "", err
 	}
 	end := time.Now().Add(span)
-	<-time.After(500 * time.Millisecond) // strace attaches to every thread
+	<-time.After(500 * time.Millisecond) // let strace attach to every thread
 	werr := work()
 	<-time.After(time.Until(end))
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		return "", err
 	}
-	_ = cmd.Wait() // the signal ended strace
+	_ = cmd.Wait() // returns an error because of the signal
 	lines := strings.Split(strings.TrimSpace(said.String()), "\n")
 	if f := strings.Fields(lines[len(lines)-1]); len(f) > 3 && f[len(f)-1] == "total" {
 		return f[3], werr
@@ -82,11 +83,11 @@ func counted(ctx context.Context, pid int, span time.Duration, work func() error
 
 // used is the resource usage of a process so far.
 type used struct {
-	cpu      time.Duration // resolution of a tick, or finer if the scheduler reports it
+	cpu      time.Duration // has the resolution of a tick, or a finer one if the scheduler reports it
 	switches uint64
 	threads  int
 	rss      int64 // bytes
-	private  int64 // bytes that do not belong to a file
+	private  int64 // bytes of anonymous memory
 	timers   int
 }
 
@@ -105,7 +106,7 @@ func usage(pid int) (u used, err error) {
 		}
 		b, err := os.ReadFile(t + "/schedstat")
 		if err != nil {
-			continue // the thread has ended
+			continue // the thread has ended in the meantime
 		}
 		var ns int64
 		if _, err := fmt.Sscan(string(b), &ns); err == nil {
@@ -124,7 +125,7 @@ func usage(pid int) (u used, err error) {
 	return u, nil
 }
 
-// fields reads the numbers of a status file.
+// fields returns the numbers in a status file, by name.
 func fields(path string) map[string]int64 {
 	out := map[string]int64{}
 	b, err := os.ReadFile(path)

@@ -19,13 +19,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cold is how many connections are measured after a silence.
+// cold is one length of silence, and how many connections to measure after it.
 type cold struct {
 	silence time.Duration
-	count   int // at least, to programs of each kind
+	count   int // minimum number of connections to programs of each kind
 }
 
-// parseCold reads "600ms=60,10s=5".
+// parseCold parses a list such as "600ms=60,10s=5".
 func parseCold(text string) (out []cold, err error) {
 	for part := range strings.SplitSeq(text, ",") {
 		if part == "" {
@@ -44,12 +44,12 @@ func parseCold(text string) (out []cold, err error) {
 	return out, nil
 }
 
-// coldPart lets programs be silent before each connection, so that every cache
-// is cold. Connections go to paused programs and to the same programs without
-// lull, in ABBA order. After a short silence the whole host has been silent for
-// that long. For a long one, several programs are silent side by side and are
-// asked in turn: each of them and its own way through lull are cold, but the
-// host has done something for another in between. With -beside 1 nothing has.
+// coldPart measures connections after a silence, when every cache is cold. It
+// compares paused programs with the same programs without lull, in ABBA order.
+// Before a connection after a short silence, the whole host was silent for that
+// long. For a long silence, several programs are silent at the same time and are
+// used in turn: each program, and its own path through lull, is then cold, but
+// the host has worked for others in between. With -beside 1 it has not.
 func coldPart(ctx context.Context, s settings) (err error) {
 	colds, err := parseCold(s.cold)
 	if err != nil {
@@ -117,16 +117,16 @@ func coldPart(ctx context.Context, s settings) (err error) {
 	return nil
 }
 
-// hostSilence is the shortest silence of the whole host between two connections
-// when several programs are silent side by side.
+// hostSilence is the minimum time between two connections when several programs
+// are silent at the same time.
 const hostSilence = 300 * time.Millisecond
 
-// silent is a program that is asked only now and then.
+// silent is a program that gets a connection only rarely.
 type silent struct {
 	kind string // bare, paused or before
 	addr string
-	hold func() error // pauses it; nil if it is bare
-	stop func()       // nil if its daemon ends it
+	hold func() error // pauses it; nil without lull
+	stop func()       // ends it; nil if it ends with its daemon
 }
 
 // startSilent starts a web server under d, or without lull if d is nil.
@@ -145,8 +145,8 @@ func startSilent(ctx context.Context, dir, name, kind string, d *daemon) (*silen
 	return p, d.run(ctx, name, addr, time.Hour, command...)
 }
 
-// turns returns the order in which programs are asked: each group of programs of
-// the different kinds is asked in the reverse order of the one before.
+// turns returns the order in which programs are used. Each group with one program
+// of each kind is in the reverse order of the group before.
 func turns(all []*silent, kinds int) (out []*silent) {
 	for n, group := range slices.Collect(slices.Chunk(all, kinds)) {
 		group = slices.Clone(group)
@@ -158,9 +158,9 @@ func turns(all []*silent, kinds int) (out []*silent) {
 	return out
 }
 
-// listen asks each program after a silence, at evenly spaced times and in the
-// given order, and returns how long the answers took. If there is one program of
-// each kind, the order is reversed in every other round.
+// listen connects to each program after a silence, at evenly spaced times in the
+// given order, and returns how long the answers took. If there is only one
+// program of each kind, every second round is in reverse order.
 func listen(ctx context.Context, all []*silent, c cold) (took map[string][]time.Duration, err error) {
 	took = map[string][]time.Duration{}
 	kinds := map[string]bool{}
@@ -197,7 +197,7 @@ func listen(ctx context.Context, all []*silent, c cold) (took map[string][]time.
 					return nil, err
 				}
 			}
-			if next = next.Add(gap); alone { // counted from the last activity of the host
+			if next = next.Add(gap); alone { // count from the host's last activity
 				next = time.Now().Add(gap)
 			}
 		}
@@ -205,8 +205,8 @@ func listen(ctx context.Context, all []*silent, c cold) (took map[string][]time.
 	return took, nil
 }
 
-// webServer returns the command line of a web server with one process that
-// serves, and its address: nginx, or this program if there is none.
+// webServer returns the command line of a web server with one serving process,
+// and its address. It is nginx or, if that is not installed, this program.
 func webServer(dir, name string) (addr string, command []string, err error) {
 	if addr, err = freeAddr(); err != nil {
 		return "", nil, err
@@ -227,8 +227,8 @@ func webServer(dir, name string) (addr string, command []string, err error) {
 func startBare(ctx context.Context, addr string, command []string) (stop func(), err error) {
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stderr = os.Stderr
-	// In its own session, as an instance is: the kernel divides the CPUs among
-	// sessions first.
+	// In its own session, as an instance is, because the kernel first divides the
+	// CPUs among sessions.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -249,7 +249,7 @@ func startBare(ctx context.Context, addr string, command []string) (stop func(),
 
 // firstAnswer returns the time from the connect to the first byte of the answer
 // to an HTTP request. It uses blocking system calls, because this program's own
-// poller is as cold as everything else.
+// poller would be cold too.
 func firstAnswer(addr string) (time.Duration, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -19,13 +19,13 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// crowd is the number of connections between two programs that have nothing to
-// do with lull.
+// crowd is the number of connections between two other programs that lull does
+// not manage.
 const crowd = 20_000
 
-// cyclePart measures the daemon's CPU per pause and wake of a program, without
-// and with a crowd of other connections, per probe of a running program, and
-// while many programs run idle.
+// cyclePart measures the daemon's CPU time for a pause and wake of a program,
+// with and without a crowd of other connections, for a probe of a running
+// program, and while many idle programs run.
 func cyclePart(ctx context.Context, s settings) error {
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "daemon CPU\talone\tbeside the crowd\tratio\twanted\t")
@@ -52,7 +52,7 @@ func cyclePart(ctx context.Context, s settings) error {
 // pair is the same measurement without and with the crowd.
 type pair struct{ alone, crowded time.Duration }
 
-// beside measures twice with one daemon.
+// beside measures without and with the crowd, using one daemon.
 func beside(ctx context.Context, s settings, take func(context.Context, *daemon, func() error, settings) (pair, error)) (p pair, err error) {
 	d, err := startDaemon(ctx)
 	if err != nil {
@@ -68,8 +68,8 @@ func beside(ctx context.Context, s settings, take func(context.Context, *daemon,
 	return take(ctx, d, func() (err error) { end, err = gather(ctx); return err }, s)
 }
 
-// cycles repeatedly lets a program fall asleep and wakes it with one request.
-// The program is nginx if that is installed, otherwise this program.
+// cycles repeatedly lets a program fall asleep and wakes it with one request. The
+// program is nginx or, if that is not installed, this program.
 func cycles(ctx context.Context, d *daemon, gather func() error, s settings) (p pair, err error) {
 	addr, command, err := webServer(d.dir, "web")
 	if err != nil {
@@ -88,10 +88,11 @@ func cycles(ctx context.Context, d *daemon, gather func() error, s settings) (p 
 	return p, err
 }
 
-// cycled returns the daemon's CPU per wake. It fails unless every request found
-// the program paused, because the figure would mean something else.
+// cycled returns the daemon's CPU time per wake. It returns an error unless every
+// request met a paused program, because the figure would otherwise be
+// meaningless.
 func cycled(ctx context.Context, d *daemon, addr string, n int) (time.Duration, error) {
-	<-time.After(2 * time.Second) // until it sleeps and all earlier records are written
+	<-time.After(2 * time.Second) // let it fall asleep, and the daemon write its records
 	before, err := d.Get(ctx, "web")
 	if err != nil {
 		return 0, err
@@ -121,7 +122,7 @@ func cycled(ctx context.Context, d *daemon, addr string, n int) (time.Duration, 
 	return (to.cpu - from.cpu) / time.Duration(wakes), nil
 }
 
-// request sends one HTTP request and reads the answer to its end.
+// request sends one HTTP request and reads the complete answer.
 func request(addr string) error {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -140,7 +141,8 @@ func request(addr string) error {
 	return err
 }
 
-// probes holds ten connections to a program that is probed every 50 ms.
+// probes measures probes of a program with ten open connections, which is probed
+// every 50 ms.
 func probes(ctx context.Context, d *daemon, gather func() error, s settings) (p pair, err error) {
 	const each = 50 * time.Millisecond
 	addr, err := freeAddr()
@@ -181,9 +183,9 @@ func probes(ctx context.Context, d *daemon, gather func() error, s settings) (p 
 	return p, err
 }
 
-// busy returns the CPU that the daemon uses within a time.
+// busy returns the CPU time that the daemon uses within span.
 func busy(d *daemon, span time.Duration) (time.Duration, error) {
-	<-time.After(time.Second) // until all earlier records are written
+	<-time.After(time.Second) // let the daemon write its records
 	from, err := usage(d.cmd.Process.Pid)
 	if err != nil {
 		return 0, err
@@ -231,8 +233,8 @@ func awake(ctx context.Context, s settings) (err error) {
 	return nil
 }
 
-// gather starts programs that hold the crowd, as many as the limit on open
-// files requires, and returns a function that ends them.
+// gather starts programs that hold the crowd of connections, as many as the limit
+// on open files requires. end stops them.
 func gather(ctx context.Context) (end func(), err error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -242,7 +244,7 @@ func gather(ctx context.Context) (end func(), err error) {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, err
 	}
-	share := int(min(limit.Max, 1<<20)-100) / 2 // both ends are in one program
+	share := int(min(limit.Max, 1<<20)-100) / 2 // a program has both ends of its connections
 	var ends []func()
 	end = func() {
 		for _, e := range ends {
@@ -270,8 +272,8 @@ func gather(ctx context.Context) (end func(), err error) {
 	return end, nil
 }
 
-// beCrowd opens n connections to itself, reports that, and keeps them until its
-// input ends.
+// beCrowd opens n connections to this process itself, reports that, and keeps
+// them open until its input ends.
 func beCrowd(n int) error {
 	const perListener = 5000 // each address has its own ephemeral ports
 	var keep []*net.TCPConn
@@ -296,7 +298,7 @@ func beCrowd(n int) error {
 	fmt.Println(n)
 	_, err := io.Copy(io.Discard, os.Stdin)
 	for _, c := range keep {
-		err = errors.Join(err, c.SetLinger(0)) // no TIME_WAIT may disturb the next measurement
+		err = errors.Join(err, c.SetLinger(0)) // close without TIME_WAIT, which would disturb the next measurement
 		c.Close()
 	}
 	return err

@@ -53,13 +53,13 @@ type daemon struct {
 	shim int
 }
 
-// startDaemon starts a host on a fresh directory. It probes every 5 s, as it
-// does by default, unless flags say otherwise.
+// startDaemon starts a host with a fresh directory. It has the default probe
+// interval of 5 s, unless flags change that.
 func startDaemon(ctx context.Context, flags ...string) (*daemon, error) {
 	return startDaemonFrom(ctx, programs.dir, flags...)
 }
 
-// startDaemonFrom starts a host whose programs are in a folder.
+// startDaemonFrom starts a host with the programs in the directory bin.
 func startDaemonFrom(ctx context.Context, bin string, flags ...string) (*daemon, error) {
 	dir, err := os.MkdirTemp("", "lull-bench-host")
 	if err != nil {
@@ -96,7 +96,8 @@ func startDaemonFrom(ctx context.Context, bin string, flags ...string) (*daemon,
 	return d, nil
 }
 
-// end removes every instance, the daemon, its shim and its directory.
+// end removes every instance, and ends the daemon and its shim and removes the
+// directory.
 func (d *daemon) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
@@ -112,7 +113,7 @@ func (d *daemon) end() error {
 	return errors.Join(err, os.RemoveAll(d.dir))
 }
 
-// run starts command as an instance on the direct path of addr.
+// run starts command as an instance that is exposed at addr on the direct path.
 func (d *daemon) run(ctx context.Context, name, addr string, pauseAfter time.Duration, command ...string) error {
 	after := idle.Duration(pauseAfter)
 	_, err := d.Create(ctx, hostctl.Create{Start: true, Spec: instance.Spec{Name: name, Command: command, PauseAfter: &after,

@@ -22,7 +22,7 @@ func bare(ctx context.Context) (addr string, stop func(), err error) {
 	return addr, stop, err
 }
 
-// kept starts the program under lull, with its default timers.
+// kept starts the program under lull, with the default timers.
 func kept(ctx context.Context, d *daemon) (addr string, err error) {
 	if addr, err = freeAddr(); err != nil {
 		return "", err
@@ -63,11 +63,11 @@ func directPart(ctx context.Context, s settings) (err error) {
 	return w.Flush()
 }
 
-// comparePairs measures in the order AB, BA, AB, ...
+// comparePairs measures A and B in the order AB, BA, AB, ...
 func comparePairs(ctx context.Context, s settings, w *tabwriter.Writer, name string,
 	client func(string, time.Time) ([]time.Duration, error), with, without string) error {
 	var alone, lull []load
-	for _, addr := range []string{with, without} { // warm both up
+	for _, addr := range []string{with, without} { // warm up both
 		if _, err := press(s, client, addr); err != nil {
 			return err
 		}

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// serve is the program: it echoes every byte.
+// serve is the program under measurement, which echoes every byte.
 func serve(addr string) error {
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -29,7 +29,7 @@ func serve(addr string) error {
 	}
 }
 
-// self returns the command line of the program.
+// self returns the command line that runs serve.
 func self(addr string) ([]string, error) {
 	exe, err := os.Executable()
 	return []string{exe, "-serve", addr}, err
@@ -39,7 +39,7 @@ func self(addr string) ([]string, error) {
 // microseconds.
 type load struct{ rate, p50, p99 float64 }
 
-// connections repeatedly dials, sends a byte, reads it and closes.
+// connections repeatedly connects, sends a byte, reads it back and closes.
 func connections(addr string, until time.Time) (lat []time.Duration, err error) {
 	for time.Now().Before(until) {
 		d, err := firstByte(addr)
@@ -69,7 +69,7 @@ func firstByte(addr string) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// requests repeatedly sends and reads 200 bytes on one connection.
+// requests repeatedly sends 200 bytes and reads them back, on one connection.
 func requests(addr string, until time.Time) (lat []time.Duration, err error) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -91,7 +91,7 @@ func requests(addr string, until time.Time) (lat []time.Duration, err error) {
 	return lat, nil
 }
 
-// press runs client s.clients times concurrently.
+// press runs s.clients clients concurrently and returns their combined result.
 func press(s settings, client func(string, time.Time) ([]time.Duration, error), addr string) (load, error) {
 	var mu sync.Mutex
 	var all []time.Duration
@@ -138,7 +138,7 @@ func each(width, n int, do func(n int) error) error {
 	return errors.Join(errs...)
 }
 
-// quantile returns a quantile of durations, in microseconds.
+// quantile returns the p-quantile of durations, in microseconds.
 func quantile(d []time.Duration, p float64) float64 {
 	if len(d) == 0 {
 		return 0
@@ -155,8 +155,8 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// interval returns the 95 % interval of the mean of ratios, computed from their
-// logarithms, with Student's factor for about twenty of them.
+// interval returns the mean of ratios and its 95 % confidence interval, computed
+// from the logarithms with Student's factor for about twenty ratios.
 func interval(ratios []float64) (low, mean, high float64) {
 	const factor = 2.093
 	n := float64(len(ratios))

@@ -1,15 +1,14 @@
 // Host measures what lull costs a program that it manages: on the direct path
-// compared with the bare program, at a wake, and with thousands of paused
+// compared with the program alone, at a wake, and with thousands of paused
 // programs.
 //
 // Every figure has a baseline from the same run. Pairs are measured in ABBA
-// order, so that drift of the machine cancels out. It starts its own daemon on
+// order, so that drift of the machine cancels out. It starts its own daemon with
 // a fresh directory and leaves nothing behind.
 //
-// It needs Go, and for some parts Debian's strace (counts the daemon's system
-// calls) and gcc (builds the smallest possible program). A part whose program
-// is missing is named and omitted. bench/relay compares the relay with other
-// proxies.
+// It needs Go, and for some parts Debian's strace (to count the daemon's system
+// calls) and gcc (to build a minimal program). A part whose program is missing is
+// named and omitted. bench/relay compares the relay with other proxies.
 package main
 
 import (

@@ -20,10 +20,9 @@ import (
 // program is as cold as a paused one.
 const silence = 2 * time.Millisecond
 
-// wakePart alternates between a connection to the paused program and one to the
-// running program. It does so for a single-threaded program and for a Go
-// program: the kernel thaws every thread of a program before the one that
-// answers may run.
+// wakePart alternates between a connection to a paused program and one to a
+// running program. It does so for a single-threaded program and for a Go program,
+// because the kernel thaws every thread of a program before any of them may run.
 func wakePart(ctx context.Context, s settings) (err error) {
 	d, err := startDaemon(ctx)
 	if err != nil {
@@ -95,7 +94,7 @@ func wakes(ctx context.Context, d *daemon, s settings, name, addr, title string)
 	return w.Flush()
 }
 
-// pause freezes an instance as soon as its last connection is gone.
+// pause pauses an instance as soon as its last connection is closed.
 func pause(ctx context.Context, d *daemon, name string) error {
 	return wait(ctx, 10*time.Second, func() error {
 		_, err := d.Do(ctx, name, "pause", nil)
@@ -107,7 +106,8 @@ func pause(ctx context.Context, d *daemon, name string) error {
 	})
 }
 
-// freezePart lets instances fall asleep by their timers.
+// freezePart measures how long instances that fall asleep by their timers take to
+// freeze.
 func freezePart(ctx context.Context, s settings) (err error) {
 	const instances, after = 10, 500 * time.Millisecond
 	d, err := startDaemon(ctx)
@@ -133,7 +133,7 @@ func freezePart(ctx context.Context, s settings) (err error) {
 	var late, seen []time.Duration
 	for len(late) < s.freezes {
 		left := make([]time.Time, instances)
-		for range 2 { // the second client connects to a running program, so only a probe can notice it
+		for range 2 { // the second client meets a running program, so only a probe can notice it
 			for n, addr := range addrs {
 				if _, err := firstByte(addr); err != nil {
 					return err

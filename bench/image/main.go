@@ -33,7 +33,7 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// UID that runs lull in the image; it has no name there
+// UID that runs lull in the image, where it has no name.
 const user = 65532
 
 func main() {
@@ -63,7 +63,7 @@ func run(version, arch, file string, w io.Writer) error {
 	return write(w, img, "lull:"+regexp.MustCompile(`[^\w.-]`).ReplaceAllString(version, "-"), at)
 }
 
-// of builds the image of a program.
+// of returns the image of a program.
 func of(program []byte, version, arch string, at time.Time) (v1.Image, error) {
 	var files bytes.Buffer
 	tw := tar.NewWriter(&files)
@@ -94,8 +94,9 @@ func of(program []byte, version, arch string, at time.Time) (v1.Image, error) {
 	img, err = mutate.ConfigFile(img, &v1.ConfigFile{OS: "linux", Architecture: arch, Created: v1.Time{Time: at}, RootFS: v1.RootFS{Type: "layers"}, Config: v1.Config{
 		User: fmt.Sprintf("%d:%[1]d", user), Volumes: map[string]struct{}{"/data": {}}, ExposedPorts: map[string]struct{}{"7070/tcp": {}},
 		Entrypoint: []string{"/lull"},
-		// Clients reach the container's own interface, so it listens on all.
-		// TLS is terminated in front, or enabled with --tls-cert and --tls-key.
+		// Clients connect to the container's own interface, so it listens on all
+		// addresses. TLS is terminated in front, or enabled with --tls-cert and
+		// --tls-key.
 		Cmd:    []string{"server", "--data", "/data", "--listen", "0.0.0.0:7070", "--insecure", "--admin-token-file", "/data/admin-token"},
 		Labels: map[string]string{"org.opencontainers.image.title": "lull", "org.opencontainers.image.version": version},
 	}})
@@ -105,20 +106,20 @@ func of(program []byte, version, arch string, at time.Time) (v1.Image, error) {
 	return mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{Created: v1.Time{Time: at}, CreatedBy: "lull release"}})
 }
 
-// authorities returns the certificates in PEM, without those that are trusted
-// only for chains issued before a date, which a file of certificates cannot
-// express.
+// authorities returns certificates in PEM. It omits those that are trusted only
+// for chains issued before a date, because a file of certificates cannot express
+// that.
 func authorities() []byte {
 	var b bytes.Buffer
 	for root := range bundle.Roots() {
 		if root.Constraint == nil {
-			_ = pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // a buffer never fails
+			_ = pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // a bytes.Buffer cannot fail
 		}
 	}
 	return b.Bytes()
 }
 
-// write writes an image as a tar under a name with a tag.
+// write writes an image to w as a tar, with name as its name and tag.
 func write(w io.Writer, img v1.Image, name string, at time.Time) error {
 	manifest, err := img.RawManifest()
 	if err != nil {
@@ -178,7 +179,7 @@ func write(w io.Writer, img v1.Image, name string, at time.Time) error {
 	return tw.Close()
 }
 
-// put adds a file, or a directory whose name ends with a slash.
+// put adds a file to the tar, or a directory if name ends with a slash.
 func put(tw *tar.Writer, name string, mode, owner int, at time.Time, data []byte) error {
 	kind := byte(tar.TypeReg)
 	if name[len(name)-1] == '/' {

@@ -17,8 +17,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestOf packs a program twice and expects the same bytes, a valid image, and
-// files that only their owner can write to.
+// TestOf packs a program twice and checks that the bytes are equal, that the
+// image is valid, and that only their owner can write to its files.
 func TestOf(t *testing.T) {
 	at := time.Unix(1.7e9, 0).UTC()
 	pack := func() []byte {
@@ -71,7 +71,8 @@ func unpack(t *testing.T, layer v1.Layer) map[string]*tar.Header {
 	}
 }
 
-// TestAuthorities parses every certificate. AWS's own signers are among them.
+// TestAuthorities checks that every certificate can be parsed, and that AWS's own
+// authorities are among them.
 func TestAuthorities(t *testing.T) {
 	found := map[string]bool{}
 	for rest := authorities(); ; {

@@ -1,10 +1,10 @@
-// Command load measures the latencies that users see in a large fleet: lull
-// server over a simulated region, with dashboards that follow the event stream
-// and API requests at a steady rate, both from this process over loopback.
+// Command load measures the latencies that users see with a large fleet. It runs
+// lull server over a simulated region. From this process, over loopback,
+// dashboards follow the event stream and API requests are sent at a steady rate.
 //
-// Requests are sent on schedule, whether or not earlier ones have been
-// answered, and timed from when each was due. The delay of an event is from its
-// own time, set by the server, to its arrival at a dashboard.
+// Requests are sent on schedule, whether or not earlier ones were answered, and
+// their latency counts from when they were due. The delay of an event is from the
+// time that the server gave it to its arrival at a dashboard.
 package main
 
 import (
@@ -61,7 +61,7 @@ type bench struct {
 	from time.Time // earlier results are not counted
 
 	mu     sync.Mutex
-	took   map[string][]time.Duration // by kind of request
+	took   map[string][]time.Duration // latencies by kind of request
 	failed map[string]int
 	delays []time.Duration // of events
 }
@@ -107,7 +107,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// load returns the machine's load over one minute, as reported by the kernel.
+// load returns the machine's load average over one minute.
 func load() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -123,7 +123,7 @@ func (b *bench) used() (string, error) {
 	return fmt.Sprintf("server: %.1f s of CPU since its start, %.0f MiB", cpu.Seconds(), kib/1024), errors.Join(err, err2)
 }
 
-// watchServer profiles the server during the measured time.
+// watchServer writes a profile of the server during the measurement.
 func (b *bench) watchServer(ctx context.Context) error {
 	if b.profiles == "" {
 		return nil
@@ -147,8 +147,8 @@ type kind struct {
 	body   func() string
 }
 
-// kinds are the requests of a dashboard and a script. The snoozes are changes:
-// each is an event for every dashboard.
+// kinds are the requests of a dashboard and a script. Only snoozes change
+// something; each causes an event for every dashboard.
 var kinds = []kind{
 	{name: "overview", share: 25, path: func(string) string { return "/overview?limit=100" }},
 	{name: "overview, searched", share: 5, path: func(id string) string { return "/overview?limit=100&q=" + id[:6] }},
@@ -163,7 +163,7 @@ var kinds = []kind{
 		body: func() string { return fmt.Sprintf(`{"minutes":%d}`, 30+rand.IntN(60)) }},
 }
 
-// draw picks a kind by the shares.
+// draw picks a kind at random, according to the shares.
 func draw() *kind {
 	n := rand.IntN(100)
 	for i := range kinds {
@@ -191,7 +191,7 @@ func (b *bench) requests(ctx context.Context) {
 }
 
 func (b *bench) ask(ctx context.Context, k *kind, due time.Time) {
-	id := b.IDs[rand.IntN(b.Up)] // a running one, which has more to explain
+	id := b.IDs[rand.IntN(b.Up)] // a running worker, because it has more to explain
 	err := b.call(ctx, k, id)
 	took := time.Since(due)
 	if due.Before(b.from) {
@@ -207,7 +207,8 @@ func (b *bench) ask(ctx context.Context, k *kind, due time.Time) {
 	}
 }
 
-// send makes a request and returns its answer, which must be successful.
+// send sends a request and returns the body of the answer, which must be a
+// success.
 func (b *bench) send(ctx context.Context, method, path, body string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, b.URL+"/api/v1"+path, strings.NewReader(body))
 	if err != nil {
@@ -250,7 +251,7 @@ func (b *bench) follow(ctx context.Context) error {
 	for {
 		line, err := lines.ReadSlice('\n')
 		if errors.Is(err, bufio.ErrBufferFull) {
-			continue // this is the rest of a long entry
+			continue // the rest of a line that was too long
 		}
 		if err != nil {
 			return err
@@ -264,7 +265,8 @@ func (b *bench) follow(ctx context.Context) error {
 	}
 }
 
-// stamp finds the time of an entry in a line of the stream.
+// stamp returns the time of the audit entry in a line of the stream. ok is false
+// if the line has none.
 func stamp(line []byte) (time.Time, bool) {
 	if !bytes.HasPrefix(line, []byte("data: ")) {
 		return time.Time{}, false

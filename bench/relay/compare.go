@@ -53,7 +53,7 @@ func own(name, role, to, profile string) (*proxy, error) {
 	return &proxy{name, strings.TrimSpace(line), cmd}, nil
 }
 
-// freeAddr finds a port for a proxy that cannot choose one.
+// freeAddr returns an unused address, for a proxy that cannot choose one itself.
 func freeAddr() (string, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -95,7 +95,7 @@ func haproxy(dir, to string) (*proxy, error) {
 	return started("haproxy", addr, exec.Command(path, "-db", "-q", "-f", file))
 }
 
-// started waits until the proxy relays.
+// started waits until a proxy forwards connections.
 func started(name, addr string, cmd *exec.Cmd) (*proxy, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -192,7 +192,7 @@ func (m measurement) rounds(ctx context.Context, s settings, all []*proxy) error
 }
 
 // cpu returns the CPU time of the process. Debian's kernels count it in
-// hundredths of a second, so it is meaningful only over all rounds.
+// hundredths of a second, so it is meaningful only over many rounds.
 func (p *proxy) cpu() time.Duration {
 	if p.cmd == nil {
 		return 0
@@ -201,7 +201,7 @@ func (p *proxy) cpu() time.Duration {
 	if err != nil {
 		return 0
 	}
-	// Fields 14 and 15, counted after the name, which may contain spaces.
+	// Fields 14 and 15; counting begins after the name, which may contain spaces.
 	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	if len(f) < 13 {
 		return 0
@@ -211,7 +211,7 @@ func (p *proxy) cpu() time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// cpuEach returns the CPU time per unit, in microseconds.
+// cpuEach returns the CPU time per unit of work, in microseconds.
 func cpuEach(s []sample) float64 {
 	cpu, units := 0.0, 0.0
 	for _, one := range s {

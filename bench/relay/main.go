@@ -1,13 +1,13 @@
-// Relay compares the relay of internal/relay with systemd-socket-proxyd,
-// HAProxy and a plain Go io.Copy proxy, on loopback, in one run.
+// Relay compares the relay of internal/relay with systemd-socket-proxyd, HAProxy
+// and a plain Go proxy (io.Copy), on loopback, in one run.
 //
 // Each proxy is its own process in front of the same backend. Rounds visit the
 // proxies in one order and then in reverse order, so that drift of the machine
-// cancels out. The table shows medians over the rounds, and the ratio is the
-// median of the ratios within each round.
+// cancels out. The table shows medians over the rounds. The ratio is the median
+// of the ratios within each round.
 //
-// It needs the Debian packages systemd and haproxy; a proxy that is not
-// installed is omitted and named.
+// It needs the Debian packages systemd and haproxy; a proxy that is not installed
+// is named and omitted.
 package main
 
 import (

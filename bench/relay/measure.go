@@ -17,7 +17,8 @@ type sample struct {
 
 type measurement struct {
 	name, unit string
-	// client works until the deadline and returns one latency per unit.
+	// client works until a deadline and returns the number of units and the
+	// latency of each.
 	client func(addr string, until time.Time) (units float64, latencies []time.Duration, err error)
 }
 
@@ -91,7 +92,7 @@ func connections(addr string, until time.Time) (float64, []time.Duration, error)
 	return float64(len(lat)), lat, nil
 }
 
-// requests sends 200 bytes on one connection and reads them back.
+// requests repeatedly sends 200 bytes and reads them back, on one connection.
 func requests(addr string, until time.Time) (float64, []time.Duration, error) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -114,8 +115,8 @@ func requests(addr string, until time.Time) (float64, []time.Duration, error) {
 	return float64(len(lat)), lat, nil
 }
 
-// throughput sends 4 MiB and reads them back, repeatedly; a megabyte counts
-// once although it passes the proxy twice.
+// throughput repeatedly sends 4 MiB and reads them back. A megabyte counts once
+// although it passes the proxy twice.
 func throughput(addr string, until time.Time) (float64, []time.Duration, error) {
 	const size = 4 << 20
 	c, err := net.Dial("tcp", addr)

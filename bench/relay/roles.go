@@ -14,8 +14,8 @@ import (
 	"lull/internal/relay"
 )
 
-// play runs one of the processes under measurement until ctx ends. It prints
-// the address it listens on as its first line.
+// play runs one of the processes under measurement until ctx ends. Its first line
+// of output is the address on which it listens.
 func play(ctx context.Context, role, to, profile string) error {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -72,7 +72,7 @@ func echo(c net.Conn) {
 	}
 }
 
-// plainRelay is a minimal relay for comparison.
+// plainRelay relays one connection with io.Copy, as a baseline.
 func plainRelay(c *net.TCPConn, to string) {
 	defer c.Close()
 	b, err := net.Dial("tcp", to)

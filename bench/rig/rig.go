@@ -1,6 +1,6 @@
 // Package rig sets up measurements of a server: lull sim with a region of
 // workers, in a separate process that is not counted, and lull server with a
-// store that contains them all, as if it had run for a day.
+// store that already contains all workers, as if it had run for a day.
 package rig
 
 import (
@@ -33,18 +33,19 @@ import (
 // Region is a simulated region. A tenth of its workers run.
 type Region struct {
 	Workers int
-	Events  int    // number of events in the history of each running worker
-	Bin     string // the binary to measure
+	Events  int    // length of the history of each running worker
+	Bin     string // path of the lull to measure
 
-	// Scenario describes the region in lull sim's format; it replaces Workers.
+	// Scenario describes the region in lull sim's format. If it is set, Workers
+	// is ignored.
 	Scenario string
-	// Each changes the server's record of an instance before the start; nil
-	// leaves it unchanged.
+	// Each, unless nil, changes the server's record of an instance before the
+	// server starts.
 	Each func(in sim.InstanceInfo, w *worker.Worker)
 }
 
-// Rig is a region and its server. Create it with New; Close ends and removes
-// everything.
+// Rig is a region and its server. Create it with New. Close ends the processes
+// and removes the files.
 type Rig struct {
 	Sim    string   // URL of the simulator
 	IDs    []string // ids of all workers, running ones first
@@ -59,8 +60,8 @@ type Rig struct {
 	each              func(in sim.InstanceInfo, w *worker.Worker)
 }
 
-// New starts the simulator and fills the store of a server that does not run
-// yet.
+// New starts the simulator and fills the store of a server, which it does not
+// start.
 func New(ctx context.Context, of Region) (r *Rig, err error) {
 	r = &Rig{bin: of.Bin, each: of.Each}
 	if r.dir, err = os.MkdirTemp("", "lull-bench-"); err != nil {
@@ -108,8 +109,8 @@ func (r *Rig) Close() error {
 	return os.RemoveAll(r.dir)
 }
 
-// Serve starts the server with further arguments. It returns when the server
-// answers and owns every part of the fleet.
+// Serve starts the server with further arguments. It returns once the server
+// answers and owns the whole fleet.
 func (r *Rig) Serve(ctx context.Context, args ...string) (err error) {
 	args = append([]string{"server", "--data", r.File("data"), "--listen", "127.0.0.1:0", "--cml-port", r.cmlPort, "--log-level", "error", "--admin-token-file", r.File("token")}, args...)
 	if r.Server, r.URL, err = r.start(ctx, "serving on ", args...); err != nil {
@@ -136,7 +137,7 @@ func (r *Rig) Serve(ctx context.Context, args ...string) (err error) {
 	}
 }
 
-// start runs lull and returns the word that follows after in its output.
+// start runs lull and returns the word after the text after in its output.
 func (r *Rig) start(ctx context.Context, after string, args ...string) (*exec.Cmd, string, error) {
 	cmd := exec.CommandContext(ctx, r.bin, args...)
 	cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+r.Sim, "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test", "CML_DEFAULT_PASSWORD=env:CML_PW", "CML_PW=cml")
@@ -152,7 +153,7 @@ func (r *Rig) start(ctx context.Context, after string, args ...string) (*exec.Cm
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		if _, rest, ok := strings.Cut(lines.Text(), after); ok {
-			go func() { _, _ = io.Copy(io.Discard, out) }() // the rest of its output is not needed
+			go func() { _, _ = io.Copy(io.Discard, out) }() // discard the rest of the output
 			return cmd, strings.Fields(rest)[0], nil
 		}
 	}
@@ -162,10 +163,11 @@ func (r *Rig) start(ctx context.Context, after string, args ...string) (*exec.Cm
 
 func end(cmd *exec.Cmd) {
 	_ = cmd.Process.Kill()
-	_ = cmd.Wait() // it was killed
+	_ = cmd.Wait() // returns an error because it was killed
 }
 
-// fill creates the store of a server that knows every simulated instance.
+// fill creates the store of a server that has a worker for every simulated
+// instance.
 func (r *Rig) fill(ctx context.Context) (err error) {
 	req, err := http.NewRequestWithContext(ctx, "GET", r.Sim+"/sim/instances", nil)
 	if err != nil {
@@ -209,8 +211,8 @@ func (r *Rig) fill(ctx context.Context) (err error) {
 	return err
 }
 
-// record returns the record of an instance's worker, as if it had existed for a
-// day.
+// record returns the operation that stores the record of an instance's worker, as
+// if the worker had existed for a day.
 func (r *Rig) record(i int, in sim.InstanceInfo) (op store.Op, id string, running bool) {
 	since := time.Now().UTC().Add(-24 * time.Hour)
 	timeout := 20 * 24 * 60 // no worker may be paused during the measurement
@@ -229,7 +231,7 @@ func (r *Rig) record(i int, in sim.InstanceInfo) (op store.Op, id string, runnin
 	}
 	body, err := json.Marshal(w)
 	if err != nil {
-		panic(err) // impossible: a record has only plain values
+		panic(err) // cannot happen: a record has only plain values
 	}
 	return store.Put("workers/"+w.ID, append([]byte(`{"v":1,`), body[1:]...)), w.ID, running
 }

@@ -50,7 +50,7 @@ func main() {
 	}
 }
 
-// of returns a program's bill of materials.
+// of returns the bill of materials of a program.
 func of(info *debug.BuildInfo, name, version string) bill {
 	b := bill{Format: "CycloneDX", Spec: "1.5", Version: 1}
 	b.Metadata.Component = component{"application", name, version, ""}

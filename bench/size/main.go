@@ -1,7 +1,7 @@
-// Size writes docs/reference/size.md: how large the programs are, and which
-// dependencies take the space. It builds each program with its symbols, adds up
-// the symbols of every module, and divides the table of lines and functions
-// among the modules as their code is.
+// Size writes docs/reference/size.md: how large the programs are, and how much of
+// that is due to which dependency. It builds each program with its symbols and
+// adds up the symbols of every module. The table of lines and functions is
+// divided among the modules in proportion to their code.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// program is a program that is measured. Limit is in bytes.
+// program is a program to measure. Limit is its maximum size in bytes.
 type program struct {
 	name  string
 	tags  string
@@ -34,7 +34,7 @@ var programs = []program{
 	{"lull-harness", "", 6e6},
 }
 
-// rows is how many modules a table lists.
+// rows is the maximum number of modules in a table.
 const rows = 20
 
 func main() {
@@ -83,7 +83,8 @@ func measure(bin string) (page []byte, err error) {
 
 func mega(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
-// table writes the largest modules, and the rest in one line.
+// table writes a table of the largest modules, with the others combined in one
+// row.
 func table(b *bytes.Buffer, sizes map[string]int64) {
 	var names []string
 	for name := range sizes {
@@ -103,8 +104,8 @@ func table(b *bytes.Buffer, sizes map[string]int64) {
 	}
 }
 
-// byModule builds a program with its symbols and returns the bytes of each
-// module.
+// byModule builds a program with its symbols and returns the number of bytes of
+// each module.
 func byModule(dir string, p program) (sizes map[string]int64, err error) {
 	file := filepath.Join(dir, p.name)
 	if err := goRun(nil, "build", "-tags", p.tags, "-o", file, "./cmd/"+p.name); err != nil {
@@ -144,7 +145,8 @@ func goRun(out *bytes.Buffer, args ...string) error {
 	return nil
 }
 
-// tables are the sections that describe code.
+// tables are the sections that describe code. They are divided among the modules
+// like the code.
 var tables = []string{".gopclntab", ".eh_frame"}
 
 // other is the name of the row for bytes that belong to no module.
@@ -195,10 +197,10 @@ func divide(symbols []elf.Symbol, sections []*elf.Section, modules map[string]st
 	return sizes
 }
 
-// packageOf returns the import path of a symbol, such as "a/b.c" for a/b.c.F, whose
-// last element's dots are written %2e.
+// packageOf returns the import path of a symbol's package, such as "a/b.c" for
+// the symbol a/b%2ec.F: in the last element, dots are written as %2e.
 func packageOf(symbol string) string {
-	if i := strings.IndexByte(symbol, '['); i >= 0 { // type arguments
+	if i := strings.IndexByte(symbol, '['); i >= 0 { // without type arguments
 		symbol = symbol[:i]
 	}
 	slash := strings.LastIndexByte(symbol, '/')

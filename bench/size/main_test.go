@@ -22,7 +22,7 @@ func TestPackageOf(t *testing.T) {
 	}
 }
 
-// TestDivide checks that the parts add up to what is loaded, and that the table
+// TestDivide checks that the parts add up to the loaded size, and that the table
 // of lines is divided like the code.
 func TestDivide(t *testing.T) {
 	section := func(name string, kind elf.SectionType, size uint64) *elf.Section {
@@ -33,7 +33,7 @@ func TestDivide(t *testing.T) {
 	symbols := []elf.Symbol{{Name: "a.F", Section: 1, Size: 60}, {Name: "b/c.G", Section: 1, Size: 20}, {Name: "a.table", Section: 3, Size: 10},
 		{Name: "a.zero", Section: 4, Size: 500}, {Name: "type:x", Section: 3, Size: 30}}
 	got := divide(symbols, sections, map[string]string{"a": "A", "b/c": "B"})
-	// 37 and 12: the table of 50 divided in the ratio 60 to 20
+	// 37 and 12 are the table of 50 bytes, divided in the ratio 60 to 20.
 	for module, want := range map[string]int64{"A": 60 + 10 + 37, "B": 20 + 12, other: 190 - 107 - 32} {
 		if got[module] != want {
 			t.Errorf("%s has %d bytes, want %d", module, got[module], want)

@@ -1,13 +1,13 @@
-// VM measures microVMs: how long a client waits at each depth of sleep compared
-// with a running guest, how much memory a guest takes at each, and many guests
-// saved and woken at once.
+// VM measures microVMs: how long a client waits at each step of the ladder
+// compared with a running guest, how much memory a guest uses at each, and how
+// long it takes to save and wake many guests at once.
 //
-// Every figure has a baseline from the same run: new connections to the running
-// guest alternate with the wakes. It starts its own daemon on a fresh directory
-// and leaves nothing behind.
+// Every figure has a baseline from the same run: wakes alternate with new
+// connections to the running guest. It starts its own daemon with a fresh
+// directory and leaves nothing behind.
 //
-// It needs Go, QEMU, mke2fs and a guest kernel (LULL_GUEST_KERNEL, or where
-// lull host looks for one).
+// It needs Go, QEMU, mke2fs and a guest kernel (LULL_GUEST_KERNEL, or where lull
+// host looks for one).
 package main
 
 import (
@@ -60,8 +60,8 @@ func fail(err error) {
 	}
 }
 
-// serve echoes its input. Input that begins with 'S' it discards and then
-// replies with the number of bytes.
+// serve echoes its input. It discards input that begins with 'S' and replies with
+// the number of bytes.
 func serve(addr string) error {
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -79,12 +79,12 @@ func serve(addr string) error {
 				return
 			}
 			if first[0] == 'S' {
-				n, _ := io.Copy(io.Discard, c) // if a client disconnects early, the number shows it
+				n, _ := io.Copy(io.Discard, c) // if a client disconnects early, the number shows that
 				fmt.Fprintln(c, n)
 				return
 			}
 			if _, err := c.Write(first[:]); err == nil {
-				_, _ = io.Copy(c, c) // returns when the client disconnects
+				_, _ = io.Copy(c, c) // ends when the client disconnects
 			}
 		}()
 	}
@@ -114,7 +114,7 @@ func oneByte(c net.Conn) error {
 	return err
 }
 
-// throughput returns how fast a client's bytes reach the program, in MB/s.
+// throughput returns how fast the program receives a client's bytes, in MB/s.
 func throughput(addr string, size int) (float64, error) {
 	c, err := net.DialTimeout("tcp", addr, waitLimit)
 	if err != nil {
@@ -138,7 +138,7 @@ func throughput(addr string, size int) (float64, error) {
 	return float64(size) / 1e6 / time.Since(began).Seconds(), nil
 }
 
-// at returns a quantile.
+// at returns the q-quantile of all.
 func at(all []time.Duration, q float64) time.Duration {
 	if len(all) == 0 {
 		return 0

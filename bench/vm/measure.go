@@ -19,7 +19,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// rig is a daemon started by this program, with the files of its guests.
+// rig is a daemon started by this program, and the files of its guests.
 type rig struct {
 	*hostctl.Client
 	s   settings
@@ -27,8 +27,8 @@ type rig struct {
 	cmd *exec.Cmd
 }
 
-// newRig builds the programs under measurement. Its folder has a short name,
-// because the paths of sockets are limited.
+// newRig builds the programs under measurement and starts a daemon. Its directory
+// has a short name, because the length of socket paths is limited.
 func newRig(ctx context.Context, s settings) (r *rig, err error) {
 	r = &rig{s: s}
 	if r.dir, err = os.MkdirTemp("", "lvb"); err != nil {
@@ -65,7 +65,8 @@ func newRig(ctx context.Context, s settings) (r *rig, err error) {
 	return r, r.until(ctx, func() bool { _, err := r.Status(ctx); return err == nil })
 }
 
-// until polls a few times per millisecond. The time is not measured here.
+// until polls ok a few times per millisecond until it returns true. Times are
+// measured elsewhere.
 func (r *rig) until(ctx context.Context, ok func() bool) error {
 	for end := time.Now().Add(waitLimit); !ok(); {
 		if time.Now().After(end) {
@@ -106,7 +107,7 @@ func freeAddr() (string, error) {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), err
 }
 
-// guest starts one and returns the address of its port.
+// guest starts a guest and returns the address of its port.
 func (r *rig) guest(ctx context.Context, name string, change func(*instance.Spec)) (addr string, err error) {
 	if addr, err = freeAddr(); err != nil {
 		return "", err
@@ -120,14 +121,14 @@ func (r *rig) guest(ctx context.Context, name string, change func(*instance.Spec
 	return addr, err
 }
 
-// pause freezes a guest manually.
+// pause pauses a guest manually.
 func (r *rig) pause(ctx context.Context, name string) error {
 	_, err := r.Do(ctx, name, "pause", url.Values{"force": {"true"}})
 	return err
 }
 
-// sink puts a guest to sleep at a step of the ladder, and repeats the pause if
-// the late end of a connection wakes the guest.
+// sink puts a guest to sleep at a step of the ladder. If the late end of a
+// connection wakes the guest, sink repeats the pause.
 func (r *rig) sink(ctx context.Context, name, rung string) (o hostctl.Instance, err error) {
 	uerr := r.until(ctx, func() bool {
 		if o, err = r.Get(ctx, name); err == nil && o.State == "running" {
@@ -148,7 +149,7 @@ func measure(ctx context.Context, s settings) (err error) {
 		return err
 	}
 	began := time.Now()
-	if _, err := r.guest(ctx, "boot", nil); err != nil { // the first start builds the image
+	if _, err := r.guest(ctx, "boot", nil); err != nil { // the first start also builds the image
 		return err
 	}
 	first := time.Since(began)
@@ -171,7 +172,8 @@ func measure(ctx context.Context, s settings) (err error) {
 	return r.storm(ctx)
 }
 
-// wakes measures each step of the ladder, alternating with a running guest.
+// wakes measures wakes from each step of the ladder, alternating with connections
+// to a running guest.
 func (r *rig) wakes(ctx context.Context) error {
 	for _, rung := range []struct {
 		name string
@@ -188,7 +190,7 @@ func (r *rig) wakes(ctx context.Context) error {
 		var base, woken, saved []time.Duration
 		var held int64
 		for range r.s.rounds {
-			if _, err := firstByte(addr); err != nil { // warm
+			if _, err := firstByte(addr); err != nil { // warm up
 				return err
 			}
 			b, err := firstByte(addr)
@@ -223,7 +225,8 @@ func (r *rig) wakes(ctx context.Context) error {
 	return nil
 }
 
-// saving returns how long saving a guest to disk took.
+// saving returns how long it took to save a guest to disk. ok is false if that is
+// not known.
 func saving(o hostctl.Instance) (time.Duration, bool) {
 	_, took, _ := strings.Cut(o.StatusReason, " bytes in ")
 	d, err := time.ParseDuration(took)

@@ -12,26 +12,26 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// between is the time from the pause of a guest to its save. It is long enough
-// to observe all guests paused and reclaimed.
+// between is the time from the pause of a guest to its save. It is long enough to
+// measure all guests while paused and while reclaimed.
 const between = time.Minute
 
-// holder holds a lease on guests that must stay on a step while it is measured:
-// a lease blocks deeper steps and wakes nothing.
+// holder holds a lease on guests that must stay at a step while it is measured. A
+// lease blocks deeper steps and does not wake a guest.
 const holder = "bench"
 
-// source is the guest that the others are cloned from.
+// source is the guest from which the others are cloned.
 const source = "source"
 
-// herd is a group of guests that do everything at the same time.
+// herd is a group of guests on which everything is done at the same time.
 type herd struct {
 	*rig
 	names []string
 	addrs []string
 }
 
-// storm saves many guests at once and wakes them at once: first as clones that
-// share the memory of one saved guest, then each with a memory of its own.
+// storm saves and wakes many guests at once: first as clones that share the
+// memory of one saved guest, then each with its own memory.
 func (r *rig) storm(ctx context.Context) error {
 	n := r.s.guests
 	if n == 0 {
@@ -70,7 +70,7 @@ func (r *rig) storm(ctx context.Context) error {
 	return nil
 }
 
-// clones makes the herd from one guest.
+// clones makes n clones of one guest.
 func (r *rig) clones(ctx context.Context, n int) (*herd, error) {
 	addr, err := r.guest(ctx, source, func(s *instance.Spec) { s.ReclaimAfter, s.HibernateAfter = 1, idle.Duration(between) })
 	if err == nil {
@@ -118,7 +118,7 @@ func (r *rig) tries(ctx context.Context, f func() error) error {
 	return errors.Join(err, last)
 }
 
-// wake connects a client to every guest at once. A client whose wake timed out
+// wake connects a client to every guest at once. A client whose wake times out
 // retries.
 func (h *herd) wake(what string) error {
 	n := len(h.names)
@@ -145,8 +145,8 @@ func (h *herd) wake(what string) error {
 	return nil
 }
 
-// sleep takes all guests down the ladder, one step at a time, and saves them at
-// once.
+// sleep moves all guests down the ladder together, one step at a time, and saves
+// them at once.
 func (h *herd) sleep(ctx context.Context, what string) error {
 	hold := func() error {
 		return each(len(h.names), func(k int) error {
@@ -160,7 +160,7 @@ func (h *herd) sleep(ctx context.Context, what string) error {
 	if err := hold(); err != nil {
 		return err
 	}
-	_ = each(len(h.names), func(k int) error { return h.pause(ctx, h.names[k]) }) // reach pauses those again that were woken meanwhile
+	_ = each(len(h.names), func(k int) error { return h.pause(ctx, h.names[k]) }) // reach repeats this for those that are woken in the meantime
 	if _, err := h.reach(ctx, "paused"); err != nil {
 		return err
 	}
@@ -199,12 +199,12 @@ func (h *herd) sleep(ctx context.Context, what string) error {
 	return h.held(ctx, what+", hibernated")
 }
 
-// rungs are the states of the ladder, in order.
+// rungs are the steps of the ladder, in order.
 var rungs = map[string]int{"paused": 1, "reclaimed": 2, "hibernated": 3}
 
-// reach waits until all guests are on a step or below it, and prints their
-// progress. A guest that was woken by the late end of a connection is paused
-// again.
+// reach waits until all guests are at a step or below it, and prints their
+// progress. It pauses a guest again that was woken by the late end of a
+// connection.
 func (h *herd) reach(ctx context.Context, rung string) (list []hostctl.Instance, err error) {
 	began, told := time.Now(), time.Now()
 	for {
@@ -238,7 +238,7 @@ func (h *herd) reach(ctx context.Context, rung string) (list []hostctl.Instance,
 	}
 }
 
-// others removes the source from a list.
+// others returns a list without the source.
 func (h *herd) others(all []hostctl.Instance, err error) (list []hostctl.Instance, _ error) {
 	for _, o := range all {
 		if o.Name != source {
@@ -248,7 +248,7 @@ func (h *herd) others(all []hostctl.Instance, err error) (list []hostctl.Instanc
 	return list, err
 }
 
-// held reports the present memory of the guests.
+// held prints the present memory use of the guests.
 func (h *herd) held(ctx context.Context, what string) error {
 	list, err := h.others(h.ListWithMemory(ctx))
 	if err != nil {
@@ -262,7 +262,7 @@ func (h *herd) held(ctx context.Context, what string) error {
 	return nil
 }
 
-// holds prints how much memory one guest takes, and how many would fit.
+// holds prints how much memory one guest uses, and how many would fit.
 func holds(what string, bytes int64) {
 	fit := "any number"
 	if bytes > 0 {
@@ -271,7 +271,7 @@ func holds(what string, bytes int64) {
 	fmt.Printf("%-28s %.1f MiB each, %s in a GiB\n", what, float64(bytes)/(1<<20), fit)
 }
 
-// resident returns the memory of a process in bytes, 0 if it cannot be read.
+// resident returns the memory of a process in bytes; 0 if it cannot be read.
 func resident(pid int) int64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// second is the running total at a second of a recording.
+// second is the running total of a recording at the end of a second.
 type second struct {
-	cpu, disk, net float64 // microseconds, bytes, bytes
+	cpu, disk, net float64 // CPU microseconds, disk bytes, network bytes
 }
 
 // block is a recording that repeats endlessly.
@@ -49,7 +49,7 @@ func readBlock(name string) (*block, error) {
 	}
 	b := &block{sums: []second{{}}}
 	lines := bufio.NewScanner(z)
-	lines.Scan() // the names of the columns
+	lines.Scan() // skip the names of the columns
 	for lines.Scan() {
 		var cpu, disk, rx, tx float64
 		var conns, in, out int
@@ -65,7 +65,8 @@ func readBlock(name string) (*block, error) {
 	return b, lines.Err()
 }
 
-// total returns the amount that the recording has used after d.
+// total returns what the recording has used after d. It repeats the recording as
+// often as needed.
 func (b *block) total(d time.Duration) second {
 	n := len(b.sums) - 1
 	whole := b.sums[n]
@@ -82,7 +83,7 @@ func (b *block) total(d time.Duration) second {
 	return second{rounds*whole.cpu + x.cpu, rounds*whole.disk + x.disk, rounds*whole.net + x.net}
 }
 
-// used returns the amount that a load uses between two times of the day.
+// used returns what a load uses between two times of the day.
 func (l *load) used(b *block, from, to time.Duration) second {
 	from, to = max(from, l.from), min(to, l.to)
 	if from >= to {
@@ -103,7 +104,7 @@ func (l *load) used(b *block, from, to time.Duration) second {
 	return s
 }
 
-// played sums the recordings that are played between two times of the day.
+// played returns the sum of what the recordings of a day use between two times.
 // alive is the last start of the program, at which its base recording begins.
 func (t *trace) played(all map[string]*block, from, to, alive time.Duration) (s second) {
 	if from >= to {
@@ -129,8 +130,8 @@ func (t *trace) played(all map[string]*block, from, to, alive time.Duration) (s 
 	return s
 }
 
-// TestBlocks checks that every recording that a script plays exists, and that
-// the CPU time of each matches its name: idle or busy.
+// TestBlocks checks that every recording that a script plays exists, and that the
+// CPU time of each recording matches its name: idle or busy.
 func TestBlocks(t *testing.T) {
 	all, err := blocks()
 	if err != nil {

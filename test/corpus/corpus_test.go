@@ -20,14 +20,14 @@ var update = flag.Bool("update", false, "write docs/reference/corpus.md")
 
 const page = "../../docs/reference/corpus.md"
 
-// each is the number of days per scenario.
+// each is the number of days replayed for each scenario.
 const each = 4
 
-// baseSeed is the seed of the days on the page.
+// baseSeed is the seed of the days whose figures are on the page.
 const baseSeed = 1
 
-// replay replays days through lull: instances and machines one by one, workers
-// in one fleet.
+// replay replays days through lull. Days of instances and machines are replayed
+// one by one, those of workers together in one fleet.
 func replay(t *testing.T, days []*trace) []replayed {
 	out := make([]replayed, len(days))
 	var workers []*trace
@@ -50,14 +50,15 @@ func replay(t *testing.T, days []*trace) []replayed {
 	return out
 }
 
-// assess scores a replayed day, and the answers of why.
+// assess scores a replayed day, including the answers of why.
 func assess(d *trace, r *replayed) tally {
 	x := weigh(d, r.slept, r.timeout)
 	x.judged(d, *r)
 	return x
 }
 
-// report fails the test if the results are bad for lull.
+// report fails the test if lull paused inside labeled use, or if why named the
+// cause of fewer than 99 % of the verdicts.
 func report(t *testing.T, x tally) {
 	t.Helper()
 	if x.wrong > 0 {
@@ -73,9 +74,10 @@ func report(t *testing.T, x tally) {
 	}
 }
 
-// TestCorpus replays the corpus: nothing is paused inside labeled use, nearly
-// all idle time is found, why names the causes, and the page with the figures
-// is not stale. With -short it replays one day of each scenario.
+// TestCorpus replays the corpus. It checks that nothing is paused inside labeled
+// use, that nearly all idle time is found, that why names the causes, and that
+// the page with the figures is up to date. With -short it replays one day of each
+// scenario.
 func TestCorpus(t *testing.T) {
 	n := each
 	if testing.Short() {
@@ -113,7 +115,8 @@ func TestCorpus(t *testing.T) {
 	f.check(t)
 }
 
-// TestMoreDays replays other days each time. In make soak they are hundreds.
+// TestMoreDays replays new random days in each run. In make soak there are
+// hundreds.
 func TestMoreDays(t *testing.T) {
 	rng := scaletest.Random(t)
 	var days []*trace
@@ -131,14 +134,14 @@ func TestMoreDays(t *testing.T) {
 		x.days, x.pauses, x.lost.Round(time.Second), x.slept.Hours(), x.findable.Hours(), x.right, x.verdicts)
 }
 
-// figures are the contents of the page.
+// figures are the contents of the page of results.
 type figures struct {
 	all     tally
 	kinds   []kindFigures
 	places  map[string]tally
 	rules   map[string]map[string]tally // by rule and place
-	withOut [2]tally                    // days with held connections, without and with quiet-connection-after
-	hidden  []kindFigures               // days with use that nothing shows
+	withOut [2]tally                    // days with held connections: without and with quiet-connection-after
+	hidden  []kindFigures               // days with use that no signal shows
 }
 
 type kindFigures struct {
@@ -167,7 +170,7 @@ func (t *trace) held() bool {
 	return t.place == "host" && length(t.spans(held)) > time.Hour
 }
 
-// others replays the days through the rules of other tools.
+// others replays the days with the rules of other tools.
 func (f *figures) others(t *testing.T, days []*trace) {
 	all, err := blocks()
 	errtest.None(t, err)
@@ -192,7 +195,7 @@ const quietAfter = 5 * time.Minute
 // quiet-connection-after set.
 func (f *figures) quiet(t *testing.T, days []*trace, results []replayed) {
 	for n, d := range days {
-		if !d.held() || d.kind == "scraped service" || d.kind == "bot" || d.kind == "health-checked service" { // these days have data more often than every 5 minutes
+		if !d.held() || d.kind == "scraped service" || d.kind == "bot" || d.kind == "health-checked service" { // these have data more often than every 5 minutes
 			continue
 		}
 		f.withOut[0].add(weigh(d, results[n].slept, time.Minute))
@@ -205,7 +208,7 @@ func (f *figures) quiet(t *testing.T, days []*trace, results []replayed) {
 }
 
 // unseen replays the days whose use shows in no signal. Each kind must have a
-// false pause, or else it belongs to the ordinary days.
+// false pause; otherwise it belongs to the ordinary days.
 func (f *figures) unseen(t *testing.T) {
 	var days []*trace
 	for _, s := range unseenScenarios() {
@@ -226,8 +229,8 @@ func (f *figures) unseen(t *testing.T) {
 	}
 }
 
-// check writes the page or compares it with the figures. Some figures depend on
-// the moments at which lull happens to probe, so numbers may differ a little.
+// check writes the page, or compares it with the figures. Some figures depend on
+// the moments at which lull probes, so numbers may differ a little.
 func (f *figures) check(t *testing.T) {
 	text := f.text()
 	if *update {
@@ -283,8 +286,8 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestLabels checks that the labels of a day add up to a day, and that use has
-// precedence.
+// TestLabels checks that the labels of a day add up to a whole day, and that use
+// takes precedence over other labels.
 func TestLabels(t *testing.T) {
 	for _, s := range scenarios() {
 		for k := range 3 {
@@ -300,8 +303,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestWeigh checks that a rule that always sleeps and one that never does get
-// bad scores.
+// TestWeigh checks that a rule that always sleeps and a rule that never sleeps
+// get bad scores.
 func TestWeigh(t *testing.T) {
 	d := &trace{name: "x", acts: []act{{from: hm(8, 0), to: hm(10, 0), label: use}, {from: hm(9, 0), to: hm(12, 0), label: held}}}
 	always := truth.Of(truth.Span{From: at0, To: at0.Add(day)})

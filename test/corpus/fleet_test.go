@@ -42,7 +42,7 @@ const (
 	fleetTimeout = time.Hour // worker_idle_timeout_minutes
 	fleetSnooze  = time.Hour // worker_auto_pause_snooze_minutes
 	// early is how long before work a user starts a worker, because EC2 and CML
-	// take time to boot.
+	// take a while to boot.
 	early = 8 * time.Minute
 )
 
@@ -61,7 +61,7 @@ type estate struct {
 	journal map[string][]evidence.Decision
 }
 
-// slug turns a day's name into a worker's name.
+// slug returns the name of the worker that the day is replayed on.
 func (t *trace) slug() string {
 	return strings.NewReplacer(" ", "-", "'", "").Replace(t.name)
 }
@@ -79,8 +79,8 @@ func scenarioOf(days []*trace) world.Config {
 	return c
 }
 
-// onFleet replays days of workers, all at once, with the default settings of
-// lull server.
+// onFleet replays days of workers, all at the same time, with the default
+// settings of lull server.
 func onFleet(t *testing.T, days []*trace) []replayed {
 	t.Setenv("AWS_ENDPOINT_URL", "http://cloud")
 	e := &estate{t: t, days: days, journal: map[string][]evidence.Decision{}}
@@ -97,7 +97,7 @@ func onFleet(t *testing.T, days []*trace) []replayed {
 	return out
 }
 
-// start serves the simulator, runs a controller, and adopts every worker.
+// start serves the simulator, starts a controller, and adopts every worker.
 func (e *estate) start() (end func(), err error) {
 	if e.sim, err = sim.New(sim.Options{Scenario: scenarioOf(e.days)}); err != nil {
 		return nil, err
@@ -142,7 +142,7 @@ func (e *estate) start() (end func(), err error) {
 	}, nil
 }
 
-// consoles opens the CML of each worker once.
+// consoles returns a function that opens the CML of a worker, each only once.
 func (e *estate) consoles(client *http.Client) func(worker.Worker) (controller.Console, error) {
 	var mu sync.Mutex
 	open := map[string]controller.Console{}
@@ -186,13 +186,13 @@ func (e *estate) adopt() error {
 	return nil
 }
 
-// deed is an action of a script at a time.
+// deed is an action of a script and its time.
 type deed struct {
 	at time.Duration
 	do func()
 }
 
-// live carries out the scripts.
+// live carries out the scripts of all days.
 func (e *estate) live() {
 	var all []deed
 	for n, d := range e.days {
@@ -226,7 +226,7 @@ func (e *estate) live() {
 	time.Sleep(time.Until(at0.Add(day)))
 }
 
-// act performs a user's action in CML, if CML is up.
+// act performs a user's action in CML if CML is running.
 func (e *estate) act(n int, x event) {
 	e.sim.World.HostAt(e.ec2[n], func(h *world.Host, m world.Moment, r world.Reach) {
 		if r == world.Ready {
@@ -235,7 +235,7 @@ func (e *estate) act(n int, x event) {
 	})
 }
 
-// startWorker starts the worker before work, if it is down.
+// startWorker starts the worker before work if it is down.
 func (e *estate) startWorker(n int) {
 	w, err := e.fleet.Worker(e.t.Context(), e.ids[n])
 	if err == nil && (w.Status == power.WorkerStopped || w.Status == power.WorkerStopping) {
@@ -252,7 +252,8 @@ func (e *estate) snooze(n int, until time.Duration) {
 	}
 }
 
-// measure publishes to CloudWatch the five minutes that ended at a time.
+// measure publishes to CloudWatch the metrics of the five minutes that end at
+// end.
 func (e *estate) measure(n int, end time.Duration) {
 	up := false
 	e.sim.World.Locate(e.ec2[n], func(i *world.Instance, _ world.Moment) { up = i.State == world.Running })
@@ -266,9 +267,9 @@ func (e *estate) measure(n int, end time.Duration) {
 	}
 }
 
-// labLoad is the load of a CML host, in percent of its processors.
+// labLoad returns the load of a CML host, in percent of its processors.
 func (t *trace) labLoad(from, to time.Duration) float64 {
-	load := 1.2 // CML's own programs
+	load := 1.2 // the load of CML's own programs
 	for _, l := range t.lab {
 		if d := min(to, l.to) - max(from, l.from); d > 0 {
 			load += 100 * l.scale * float64(d) / float64(to-from)
@@ -277,7 +278,7 @@ func (t *trace) labLoad(from, to time.Duration) float64 {
 	return min(load, 100)
 }
 
-// results reads from EC2's history when each worker was down.
+// results returns when each worker was down, according to EC2's history.
 func (e *estate) results() (out []replayed) {
 	for n, d := range e.days {
 		r := replayed{kind: why.KindWorker, timeout: fleetTimeout, window: 35 * time.Minute}
@@ -306,8 +307,8 @@ func (e *estate) results() (out []replayed) {
 	return out
 }
 
-// workerGuards reports whether a worker's block that does not concern use was
-// justified.
+// workerGuards returns a function that reports whether a block of a worker that
+// does not concern use was justified.
 func (t *trace) workerGuards(slept truth.Use) func(b idle.Block, at time.Duration) bool {
 	return func(b idle.Block, at time.Duration) bool {
 		switch b.Code {
@@ -321,7 +322,7 @@ func (t *trace) workerGuards(slept truth.Use) func(b idle.Block, at time.Duratio
 				up := s.To.Sub(at0)
 				return up <= at && at <= up+fleetSnooze+early
 			})
-		case idle.WarningPending: // the block also holds when a snooze is about to end
+		case idle.WarningPending: // the block also applies shortly before a snooze ends
 			return slices.ContainsFunc(t.snoozes, func(k load) bool { return at < k.to && k.to-at <= 5*time.Minute }) || len(t.uses(at-fleetTimeout+25*time.Minute, at)) == 0
 		case idle.StatusNotRunning:
 			return slept.Share(at0.Add(at-early), at0.Add(at+early)) > 0

@@ -6,8 +6,8 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// lab simulates a user at work in CML: an action every few minutes, at most
-// longest apart.
+// atWork adds a user at work in CML, who performs an action every few minutes, at
+// most longest apart.
 func (b *builder) atWork(user string, from, to, longest time.Duration) {
 	kinds := []string{"start_node", "stop_node", "user_activity", "start_lab", "queue_node", "boot_node", "user_activity", "wipe_node"}
 	for t := from; t < to; t += b.between(20*time.Second, longest) {
@@ -16,7 +16,7 @@ func (b *builder) atWork(user string, from, to, longest time.Duration) {
 	b.did(use, from, to, worker.SourceCML)
 }
 
-// runs adds a lab whose nodes run, with or without a user.
+// runs adds a lab whose nodes run, whether or not a user is at work.
 func (b *builder) runs(from, to time.Duration, share float64) {
 	b.lab = append(b.lab, load{from: from, to: to, scale: share})
 }

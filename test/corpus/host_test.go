@@ -29,8 +29,8 @@ import (
 	"lull/internal/sim/truth"
 )
 
-// program simulates the machine of one instance: it is a runtime of lull host
-// whose runs are sampled by the process runtime from files written here.
+// program simulates the machine of one instance. It is a runtime of lull host
+// whose runs the process runtime samples from files written here.
 type program struct {
 	t      *trace
 	blocks map[string]*block
@@ -43,17 +43,17 @@ type program struct {
 	alive   time.Duration // time of its last start
 	frozen  bool
 	dead    bool
-	counted time.Duration // time of the day up to which its work is counted
+	counted time.Duration // time of the day up to which its usage is counted
 	sum     second
 	next    int // index of the first connection that is open or still to come
 	open    map[int]bool
-	guarded *guard       // receives what arrives while the program sleeps
+	guarded *guard       // told of what arrives while the program sleeps
 	slept   []truth.Span // periods in which it was frozen or stopped
 	since   time.Time
 	asleep  bool
 }
 
-// pid is the program's process in the tree of /proc.
+// pid is the program's process ID in the simulated /proc.
 const pid = 100
 
 // listenPort is where clients connect.
@@ -61,14 +61,14 @@ const listenPort = 8080
 
 func (p *program) now() time.Duration { return time.Since(at0) }
 
-// put writes a file of the tree.
+// put writes a file of the simulated tree.
 func (p *program) put(name, text string) {
 	if err := os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o644); err != nil {
 		panic(err)
 	}
 }
 
-// prepare creates the file tree.
+// prepare creates the simulated tree.
 func (p *program) prepare() error {
 	for _, d := range []string{"group", "proc/100/fd"} {
 		if err := os.MkdirAll(filepath.Join(p.dir, d), 0o755); err != nil {
@@ -85,7 +85,8 @@ func (p *program) prepare() error {
 	return os.Symlink("socket:[1]", filepath.Join(p.dir, "proc/100/fd/3"))
 }
 
-// count adds the program's usage until now, unless it was frozen. p.mu is held.
+// count adds the program's usage up to now, unless it was frozen. The caller
+// holds p.mu.
 func (p *program) count() {
 	now := p.now()
 	if !p.frozen && !p.dead {
@@ -95,7 +96,7 @@ func (p *program) count() {
 	p.counted = now
 }
 
-// write updates the files to the present. p.mu is held.
+// write updates the files to the present time. The caller holds p.mu.
 func (p *program) write() {
 	p.count()
 	p.put("group/cpu.stat", fmt.Sprintf("usage_usec %d\n", int64(p.sum.cpu)))
@@ -117,8 +118,9 @@ func (p *program) write() {
 	p.open = open
 }
 
-// called returns how many bytes the program has passed to write calls. A JVM
-// that serves from memory only sends: its disk writes are its mapped counters.
+// called returns how many bytes the program has passed to write calls. A JVM that
+// serves from memory only sends: its disk writes are changes of mapped counters,
+// not calls.
 func (p *program) called(written int64) (n int64) {
 	for _, c := range p.t.conns[:p.next] {
 		n += int64(len(c.messages))
@@ -140,7 +142,8 @@ func (p *program) fd(n int) string {
 	return filepath.Join(p.dir, "proc/100/fd", strconv.Itoa(10+n))
 }
 
-// conns returns the connections that are open now. p.mu is held.
+// conns returns the indexes of the connections that are open now. The caller
+// holds p.mu.
 func (p *program) conns() map[int]bool {
 	now := p.now()
 	open := map[int]bool{}
@@ -154,8 +157,8 @@ func (p *program) conns() map[int]bool {
 	return open
 }
 
-// sockets returns the kernel's list: the listening socket and the open
-// connections.
+// sockets takes the place of the kernel's socket list: the listening socket and
+// the open connections.
 func (p *program) sockets(q sockets.Query) (out []sockets.Socket, err error) {
 	if q.UDP {
 		return nil, nil
@@ -183,7 +186,7 @@ func (p *program) sockets(q sockets.Query) (out []sockets.Socket, err error) {
 }
 
 // remembered returns the connections that the program closed within the last
-// minute.
+// minute, which the kernel still lists.
 func (p *program) remembered(here netip.Addr) (out []sockets.Socket) {
 	const kept = time.Minute
 	now := p.now()
@@ -196,7 +199,7 @@ func (p *program) remembered(here netip.Addr) (out []sockets.Socket) {
 	return out
 }
 
-// traffic is the kernel's state of a connection at a time.
+// traffic returns the kernel's counters of a connection at now.
 func (c *conn) traffic(now time.Duration) (t sockets.Traffic) {
 	sent, received := c.from, c.from
 	for _, m := range c.messages {
@@ -237,7 +240,7 @@ func (p *program) identity(run uint64) instance.Identity {
 	return instance.Identity{BootID: "corpus", PID: pid, Start: run, Run: run}
 }
 
-// awake records that the program runs, or not. p.mu is held.
+// awake records whether the program runs. The caller holds p.mu.
 func (p *program) awake(on bool) {
 	now := time.Now()
 	if on && p.asleep {
@@ -259,8 +262,8 @@ func (p *program) Capabilities() power.Capabilities {
 	return power.Capabilities{WakeFromStopped: true, Freeze: true, WatchSockets: true}
 }
 
-// Hold, Unhold and Watch implement host.HeldListeners. The other methods are
-// for a program that gets the kept sockets when it binds.
+// Hold, Unhold and Watch implement host.HeldListeners. Its other methods concern
+// bind handoff, which the program does not use.
 func (p *program) Handoff(context.Context) (noPrivs bool, err error) { return false, nil }
 func (p *program) Shut(string)                                       {}
 func (p *program) Open(string)                                       {}
@@ -361,8 +364,8 @@ func (w *workload) Reclaim(context.Context) (int64, error) {
 	return 0, fmt.Errorf("nothing to reclaim")
 }
 
-// stir wakes the program at every event for which the kernel would wake a
-// guard: a connection, or data on one.
+// stir wakes the program at every event for which the kernel would wake a guard:
+// a new connection, or data on an open one.
 func (p *program) stir() {
 	for _, at := range p.t.arrivals() {
 		time.Sleep(time.Until(at0.Add(at)))
@@ -375,7 +378,7 @@ func (p *program) stir() {
 	}
 }
 
-// arrivals returns the times at which something arrives from outside.
+// arrivals returns the times at which a connection or data arrives from outside.
 func (t *trace) arrivals() (out []time.Duration) {
 	for _, c := range t.conns {
 		if !c.out {
@@ -391,7 +394,7 @@ func (t *trace) arrivals() (out []time.Duration) {
 	return slices.DeleteFunc(out, func(d time.Duration) bool { return d >= day })
 }
 
-// notes records the verdicts.
+// notes records the verdicts of a replay.
 type notes struct {
 	mu  sync.Mutex
 	all []evidence.Decision
@@ -413,19 +416,20 @@ func (noDisk) Put(*instance.Record) error  { return nil }
 func (noDisk) Note(*instance.Record) error { return nil }
 func (noDisk) Delete(string) error         { return nil }
 
-// replayed is the result of a replayed day.
+// replayed is the result of replaying a day.
 type replayed struct {
 	slept    truth.Use
 	verdicts []evidence.Decision
 	kind     string // kind of the objects, as in package why
 	timeout  time.Duration
 	window   time.Duration // the longest window of a reading
-	// guarded reports whether a block that does not concern use was justified.
+	// guarded reports whether a block that does not concern use was justified at
+	// a time.
 	guarded func(b idle.Block, at time.Duration) bool
 }
 
-// onHost replays a day of an instance with the default settings of lull host,
-// or with a quiet-connection-after.
+// onHost replays a day of an instance with the default settings of lull host, and
+// quiet-connection-after if quiet is not 0.
 func onHost(t *testing.T, d *trace, quiet time.Duration) (out replayed) {
 	all, err := blocks()
 	errtest.None(t, err)
@@ -470,8 +474,8 @@ func onHost(t *testing.T, d *trace, quiet time.Duration) (out replayed) {
 
 func asIdle(d time.Duration) idle.Duration { return idle.Duration(d) }
 
-// fastDir returns a folder in memory if there is one, otherwise a temporary
-// folder.
+// fastDir returns a directory in memory if possible, otherwise a temporary
+// directory.
 func fastDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("/dev/shm", "lull-corpus-")
 	if err != nil {

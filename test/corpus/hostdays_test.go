@@ -2,11 +2,11 @@ package corpus
 
 import "time"
 
-// thinks is how long after an answer a visitor may click again. Until then the
-// visit continues.
+// thinks is how long after an answer a visitor may make the next request. The use
+// continues until then.
 const thinks = 30 * time.Second
 
-// request adds a message to the program and its answer.
+// request adds a message from the client and the program's answer.
 func (c *conn) request(at, took time.Duration, in, out int) {
 	c.messages = append(c.messages, message{at, true, in})
 	if out > 0 {
@@ -14,8 +14,8 @@ func (c *conn) request(at, took time.Duration, in, out int) {
 	}
 }
 
-// visit simulates a user in a browser: a request every now and then, on
-// connections that the server keeps open for a while.
+// visit adds a user with a browser, who makes requests on connections that the
+// server keeps open for a while.
 func (b *builder) visit(from, to, least, most, keep time.Duration, busy string) {
 	var c *conn
 	end := func() {
@@ -38,8 +38,8 @@ func (b *builder) visit(from, to, least, most, keep time.Duration, busy string) 
 	end()
 }
 
-// session simulates a client that talks on one connection and may leave it
-// open.
+// session adds a client that communicates on one connection, and leaves it open
+// until the time until.
 func (b *builder) session(from, to, until, least, most time.Duration, in, out int, busy string) {
 	c := conn{from: from, to: max(to, until)}
 	for t := from; t < to; t += b.between(least, most) {
@@ -51,8 +51,8 @@ func (b *builder) session(from, to, until, least, most time.Duration, in, out in
 	b.play(from, to, busy)
 }
 
-// pinged adds a connection without a user on which either side sends something
-// at an interval.
+// pinged adds a connection without a user, on which one side sends a message at
+// an interval and the other answers. out means that the program opened it.
 func (b *builder) pinged(from, to, every time.Duration, out bool, bytes int) {
 	c := conn{from: from, to: to, out: out}
 	for t := from; t < to; t += b.between(every, every+every/50) {
@@ -66,7 +66,7 @@ func (b *builder) pinged(from, to, every time.Duration, out bool, bytes int) {
 	b.did(held, from, to, shows, "net", "cpu")
 }
 
-// probed adds a health check that connects, sends a request and closes.
+// probed adds a health check, which connects, sends a request and closes.
 func (b *builder) probed(from, to, every time.Duration) {
 	closes := b.chance(0.5)
 	for t := from; t < to; t += every {
@@ -77,7 +77,7 @@ func (b *builder) probed(from, to, every time.Duration) {
 	b.did(held, from, to, "connections", "net", "cpu")
 }
 
-// task adds a request that causes work for which the client does not wait.
+// task adds a request whose work continues after the answer.
 func (b *builder) task(from time.Duration) {
 	c := conn{from: from, to: from + 200*time.Millisecond}
 	c.request(from, 100*time.Millisecond, 2000, 300)
@@ -85,14 +85,15 @@ func (b *builder) task(from time.Duration) {
 	b.did(use, from, from+200*time.Millisecond, "connections", "net")
 }
 
-// works plays a recording of work without a client.
+// works plays a recording of work that no client caused. shows are the signals
+// that can show it.
 func (b *builder) works(from, to time.Duration, block string, shows ...string) {
 	b.did(use, from, to, shows...)
 	b.play(from, to, block)
 }
 
-// thinksWithModel simulates an agent: it calls a model, waits for the answer,
-// and runs a tool.
+// thinksWithModel adds an agent, which calls a model, waits for the answer, and
+// runs a tool.
 func (b *builder) thinksWithModel(from, to, least, most time.Duration) {
 	b.did(use, from, to, "tcp", "net", "cpu", "disk")
 	for t := from; t < to; {
@@ -108,7 +109,7 @@ func (b *builder) thinksWithModel(from, to, least, most time.Duration) {
 	}
 }
 
-// hostScenarios are the kinds of days of host instances.
+// hostScenarios returns the kinds of days of host instances.
 func hostScenarios() []scenario {
 	site := func(name, base, busy string, keep time.Duration) scenario {
 		return scenario{name, "host", base, func(b *builder) {
@@ -191,7 +192,7 @@ func hostScenarios() []scenario {
 			for _, s := range b.sessions() {
 				b.visit(s[0], s[0]+b.between(10*time.Minute, 40*time.Minute), 3*time.Second, 20*time.Second, time.Minute, "jupyter-tab")
 			}
-			if b.chance(0.7) { // a kernel continues to compute after the tab was closed
+			if b.chance(0.7) { // the kernel continues to compute after the tab was closed
 				from := b.between(hm(18, 45), hm(19, 30))
 				b.task(from)
 				b.works(from, from+b.between(hm(0, 30), hm(2, 0)), "train", "cpu", "disk")
@@ -264,14 +265,14 @@ func hostScenarios() []scenario {
 	}
 }
 
-// scenarios returns all kinds of days on which a signal shows the use.
+// scenarios returns all kinds of days whose use a signal shows.
 func scenarios() []scenario {
 	return append(append(hostScenarios(), machineScenarios()...), fleetScenarios()...)
 }
 
-// unseenScenarios are kinds of days on which no signal of the default settings
-// shows the use. Only a lease, a snooze or a longer timeout tells lull about
-// it.
+// unseenScenarios returns kinds of days on which no signal of the default
+// settings shows the use. Only a lease, a snooze or a longer timeout can protect
+// such use.
 func unseenScenarios() []scenario {
 	return []scenario{
 		{"job that polls a service", "host", "chat-idle", func(b *builder) {

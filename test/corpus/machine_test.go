@@ -25,8 +25,8 @@ import (
 
 const machineCPUs = 4
 
-// machine simulates a machine: files for the agent's readers, a cloud that
-// stops it, and a user who starts it again before work.
+// machine simulates a machine: the files that the agent's readers read, a cloud
+// that can stop it, and a user who starts it again before work.
 type machine struct {
 	t      *trace
 	blocks map[string]*block
@@ -40,7 +40,7 @@ type machine struct {
 	sum     second
 	written time.Duration // when lull last wrote to the terminals
 	files   map[string][]byte
-	off     chan struct{} // closed when it is stopped
+	off     chan struct{} // closed when the machine is stopped
 }
 
 func (m *machine) put(name, text string) {
@@ -49,7 +49,7 @@ func (m *machine) put(name, text string) {
 	}
 }
 
-// prepare creates the file tree of the machine.
+// prepare creates the machine's simulated tree.
 func (m *machine) prepare() error {
 	for _, d := range []string{"proc/net", "proc/1", "dev/pts", "run", "var/log", "sys/class/net/ens5"} {
 		if err := os.MkdirAll(filepath.Join(m.root, d), 0o755); err != nil {
@@ -66,7 +66,7 @@ func (m *machine) prepare() error {
 	return nil
 }
 
-// boot resets the state that a boot resets.
+// boot resets everything that a boot resets.
 func (m *machine) boot(at time.Duration) {
 	m.booted, m.counted, m.sum, m.written = at, at, second{}, 0
 	m.off = make(chan struct{})
@@ -75,7 +75,7 @@ func (m *machine) boot(at time.Duration) {
 	m.write(at)
 }
 
-// write updates the files to the present. m.mu is held.
+// write updates the files to the present time. The caller holds m.mu.
 func (m *machine) write(now time.Duration) {
 	x := m.t.played(m.blocks, m.counted, now, m.booted)
 	m.sum = second{m.sum.cpu + x.cpu, m.sum.disk + x.disk, m.sum.net + x.net}
@@ -95,12 +95,12 @@ func (m *machine) write(now time.Duration) {
 	m.graphics(now)
 }
 
-// step is the shortest interval at which the kernel updates the times of a
-// terminal: at the first input or output in every eight seconds.
+// step is the resolution of a terminal's times: the kernel updates them at the
+// first input or output in every eight seconds.
 const step = 8 * time.Second
 
-// shows returns the time stamp that the kernel keeps of a terminal's use until
-// now.
+// shows returns the time that the kernel would record for the use of the terminal
+// until now.
 func (k *keys) shows(now time.Duration) time.Duration {
 	last := min(k.to, now)
 	if k.every > 0 {
@@ -113,7 +113,7 @@ func (k *keys) shows(now time.Duration) time.Duration {
 	return k.from + (begun-k.from+k.every-1)/k.every*k.every
 }
 
-// terminals updates the terminals and the sessions on them.
+// terminals updates the terminals and the sessions that use them.
 func (m *machine) terminals(now time.Duration) {
 	var sessions, logins []byte
 	for n, l := range m.t.logins {
@@ -152,7 +152,7 @@ func (m *machine) terminals(now time.Duration) {
 	m.put("var/log/wtmp", string(logins))
 }
 
-// utmp returns a record of a login.
+// utmp returns the utmp record of a login.
 func utmp(pid int32, terminal int, at time.Duration) []byte {
 	b := make([]byte, 384)
 	binary.LittleEndian.PutUint16(b, 7)
@@ -164,7 +164,7 @@ func utmp(pid int32, terminal int, at time.Duration) []byte {
 	return b
 }
 
-// graphics updates the output of nvidia-smi.
+// graphics updates the output of the simulated nvidia-smi.
 func (m *machine) graphics(now time.Duration) {
 	if len(m.t.gpu) == 0 {
 		return
@@ -189,13 +189,13 @@ func (m *machine) Read(now time.Time, l proc.Limits, into []idle.Reading) []idle
 // Reset implements agent.Cheap.
 func (m *machine) Reset() { m.real.Reset() }
 
-// Tags implements agent.TagSource: the policy "development" as the server writes
-// it.
+// Tags implements agent.TagSource. It returns the policy "development" in the
+// form in which the server writes it.
 func (m *machine) Tags(context.Context) (map[string]string, error) {
 	return map[string]string{"lull:idle-timeout": machineTimeout.String(), "lull:hibernate-on-idle": "false"}, nil
 }
 
-// machineTimeout is that of the shipped policy "development".
+// machineTimeout is the idle timeout of the built-in policy "development".
 const machineTimeout = 30 * time.Minute
 
 // Describe, WriteTags, Stop and Terminate implement agent.Cloud.
@@ -209,7 +209,7 @@ func (m *machine) Stop(context.Context, bool) (string, error) {
 	return "", nil
 }
 
-// Warn and Withdraw implement agent.Warner. Like wall, they write to the
+// Warn and Withdraw implement agent.Warner. Like wall(1), they write to the
 // terminals.
 func (m *machine) Warn(context.Context, agent.Warning) error { return m.wall() }
 func (m *machine) Withdraw(_ context.Context, x agent.Withdrawal) error {
@@ -246,8 +246,8 @@ func (m *machine) Save(name string, b []byte) error {
 func (m *machine) Config() ([]byte, error)             { return nil, fs.ErrNotExist }
 func (m *machine) Completed(string) (time.Time, error) { return time.Time{}, nil }
 
-// runsUntil simulates one boot. It returns when the agent has stopped the
-// machine, or at midnight.
+// runsUntil runs the agent for one boot. It returns when the agent has stopped
+// the machine, or at midnight.
 func (m *machine) runsUntil(t *testing.T, kept *notes, boot int) {
 	m.mu.Lock()
 	m.boot(time.Since(at0))
@@ -279,8 +279,8 @@ func (m *machine) runsUntil(t *testing.T, kept *notes, boot int) {
 	m.real.Close()
 }
 
-// starts returns when the machine, down since a time, is started: a little
-// before its next use by a user.
+// starts returns when the machine, which is down since a time, is started again:
+// shortly before a user next uses it.
 func (t *trace) starts(down time.Duration) time.Duration {
 	for _, a := range t.acts {
 		if a.label == use && !a.timer && a.to > down+ahead {
@@ -320,13 +320,13 @@ func onMachine(t *testing.T, d *trace) (out replayed) {
 				return true
 			}
 		}
-		// A warning is sent when the machine has been idle for most of the timeout.
+		// The warning is sent when most of the timeout has passed.
 		return b.Code == idle.WarningPending && len(d.uses(at-machineTimeout+18*time.Minute, at)) == 0
 	}
 	return out
 }
 
-// uses returns the acts of use within a period.
+// uses returns the acts of use that overlap a period.
 func (t *trace) uses(from, to time.Duration) (out []act) {
 	for _, a := range t.acts {
 		if a.label == use && a.from < to && from < a.to {

@@ -2,12 +2,12 @@ package corpus
 
 import "time"
 
-// shell simulates a user in an SSH session: typing with pauses of at most
-// longest. The session stays open until the end of until.
+// shell adds a user in an SSH session, who types with pauses of at most longest.
+// The session stays open until the time until.
 func (b *builder) shell(terminal int, from, to, until, longest time.Duration) {
 	b.logins = append(b.logins, login{from, max(to, until), terminal})
 	b.did(use, from, to, "terminals", "users", "recent", "network", "cpu", "disk")
-	b.did(idleLabel, from, max(to, until)+step, "terminals", "users") // its prompt, and its end
+	b.did(idleLabel, from, max(to, until)+step, "terminals", "users") // the prompt at its beginning, and its end
 	c := conn{from: from, to: max(to, until)}
 	for t := from; t < to; {
 		typed := min(t+b.between(20*time.Second, 8*time.Minute), to)
@@ -17,13 +17,13 @@ func (b *builder) shell(terminal int, from, to, until, longest time.Duration) {
 		b.play(t, typed, "shell-type")
 		t = typed + b.between(10*time.Second, longest)
 	}
-	// Keep-alives, every 30 s in each direction.
+	// The session's keep-alives: one every 30 s in each direction.
 	b.flows = append(b.flows, flow{from, c.to, 8})
 	b.conns = append(b.conns, c)
 }
 
-// asked adds a client that sends a request on one connection at an interval,
-// for the rules that count requests. The bytes are part of the recording.
+// asked adds a client that sends requests on one connection at an interval. It is
+// for rules that count requests; its bytes are part of the recording.
 func (b *builder) asked(from, to, every time.Duration) {
 	c := conn{from: from, to: to}
 	for t := from; t < to; t += every {
@@ -32,7 +32,7 @@ func (b *builder) asked(from, to, every time.Duration) {
 	b.conns = append(b.conns, c)
 }
 
-// background lists the machine's own programs, which are not use.
+// background adds the machine's own programs, whose work is not use.
 func (b *builder) background() {
 	b.base = "prometheus"
 	b.flows = append(b.flows, flow{0, day, 40}) // ARP, DHCP, NTP, a scrape
@@ -46,7 +46,7 @@ func (b *builder) background() {
 	cron(day, b.between(10*time.Second, 50*time.Second), "backup", 1) // log rotation, once a day
 }
 
-// machineScenarios are the kinds of days of machines with an agent.
+// machineScenarios returns the kinds of days of machines with an agent.
 func machineScenarios() []scenario {
 	const pause = 12 * time.Minute // longest pause during work
 	on := func(name string, write func(b *builder)) scenario {
@@ -77,7 +77,8 @@ func machineScenarios() []scenario {
 		on("tmux left with a log", func(b *builder) {
 			s := b.sessions()[0]
 			b.shell(0, s[0], s[1], day, pause)
-			// The log that it follows gets a line now and then, without a user.
+			// From time to time, the log that the user follows gets a line
+			// without any use.
 			for t := s[1]; t < day; t += b.between(20*time.Minute, 3*time.Hour) {
 				b.keys = append(b.keys, keys{from: t, to: t, terminal: 0})
 				b.did(idleLabel, t, t+step, "terminals")

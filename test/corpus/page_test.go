@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// text returns the page.
+// text returns the page as Markdown.
 func (f *figures) text() string {
 	var b strings.Builder
 	p := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -62,9 +62,9 @@ func percent(part, whole float64) float64 {
 	return 100 * part / whole
 }
 
-// row prints the figures of a rule, without the last column. Sleep before the
-// timeout has passed, during a break of a user, counts as found too, so more
-// can be found than lies beyond the timeout.
+// row formats the figures of a rule, without the last column. Sleep that begins
+// before the timeout has passed, during a user's break, also counts as found. A
+// rule can therefore find more idle time than lies beyond the timeout.
 func row(x *tally) string {
 	return fmt.Sprintf("%d | %.1f | %d | %.1f h | %.0f %% | %.0f %% |", x.days, float64(x.pauses)/float64(x.days), x.wrong, x.lost.Hours(),
 		min(100, percent(x.slept.Hours(), x.findable.Hours())), percent(x.slept.Hours(), x.idle.Hours()))

@@ -7,7 +7,7 @@ import (
 	"lull/internal/sim/truth"
 )
 
-// rule is the published rule of another tool, with its published defaults.
+// rule is a published rule of another tool, with its published defaults.
 type rule struct {
 	name    string
 	timeout time.Duration
@@ -15,9 +15,9 @@ type rule struct {
 	sleeps  func(d *trace, o *observed) truth.Use
 }
 
-// observed is the view that such a rule has of a day.
+// observed is what such a rule can see of a day.
 type observed struct {
-	requests []time.Duration // data from outside, and connections
+	requests []time.Duration // data from outside, and new connections
 	minutes  [24 * 60]minute
 }
 
@@ -30,8 +30,8 @@ type minute struct {
 	conns int     // open from outside
 }
 
-// observe reads a day as if it had been awake throughout: a rule that would
-// have slept sees all of it.
+// observe returns what can be seen of a day on which the object never sleeps. A
+// rule sees it even when it would have slept.
 func observe(d *trace, all map[string]*block) *observed {
 	o := &observed{requests: d.arrivals()}
 	for _, e := range d.events {
@@ -72,7 +72,7 @@ func observe(d *trace, all map[string]*block) *observed {
 	return o
 }
 
-// rules are the other tools.
+// rules are the rules of other tools.
 var rules = []rule{
 	{"inbound traffic only, as AWS Lambda MicroVMs", 15 * time.Minute,
 		"[IdlePolicy](https://docs.aws.amazon.com/lambda/latest/microvm-api/API_IdlePolicy.html): idle is measured by inbound traffic; it has no default duration, so the 900 s of the [developer guide's example](https://docs.aws.amazon.com/lambda/latest/dg/microvms-launching.html)",
@@ -95,8 +95,8 @@ var rules = []rule{
 		}},
 }
 
-// stretches returns the periods in use according to a rule that keeps something
-// up for a while after each request.
+// stretches returns the periods of use according to a rule that keeps an object
+// running for a while after each request.
 func stretches(at []time.Duration, after time.Duration) truth.Use {
 	spans := []truth.Span{{From: at0, To: at0.Add(after)}}
 	for _, t := range at {
@@ -105,7 +105,7 @@ func stretches(at []time.Duration, after time.Duration) truth.Use {
 	return truth.Of(spans...)
 }
 
-// without returns the rest of the day.
+// without returns the rest of the day, outside up.
 func without(up truth.Use) truth.Use {
 	return minus(truth.Of(truth.Span{From: at0, To: at0.Add(day)}), up)
 }
@@ -128,9 +128,9 @@ func blaxel(d *trace, o *observed) truth.Use {
 	return without(truth.Of(spans...))
 }
 
-// untilUsed implements a rule that checks once a minute and sleeps after the
-// given number of minutes without a sign of use. Users wake it when they want
-// to use it.
+// untilUsed implements a rule that checks once a minute, and sleeps after the
+// given number of minutes without a sign of use. Users wake the object when they
+// want to use it.
 func (t *trace) untilUsed(o *observed, minutes int, busy func(*minute) bool) truth.Use {
 	var spans []truth.Span
 	quiet := 0
@@ -149,8 +149,8 @@ func (t *trace) untilUsed(o *observed, minutes int, busy func(*minute) bool) tru
 	return truth.Of(spans...)
 }
 
-// wanted returns when a user who finds it asleep wakes it: within a minute if
-// it is in use, otherwise at the next use.
+// wanted returns when a user wakes an object that sleeps from a time on: within a
+// minute if it is in use then, otherwise at its next use.
 func (t *trace) wanted(from time.Duration) time.Duration {
 	if len(t.uses(from, from+time.Second)) > 0 {
 		return from + time.Minute
@@ -163,7 +163,7 @@ func (t *trace) wanted(from time.Duration) time.Duration {
 	return day
 }
 
-// fives averages over periods of five minutes.
+// fives returns o averaged over periods of five minutes.
 func fives(o *observed) *observed {
 	out := &observed{}
 	for n := range o.minutes {

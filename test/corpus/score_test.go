@@ -15,8 +15,8 @@ import (
 // tally sums the results of a rule over some days.
 type tally struct {
 	days, pauses, wrong   int           // wrong is the number of pauses that began inside use
-	used, lost            time.Duration // lost is use during which it slept, also because nothing woke it
-	idle, findable, slept time.Duration // findable is idle time beyond the timeout, slept the part of it that was found
+	used, lost            time.Duration // use during which it slept, including use that nothing woke it for
+	idle, findable, slept time.Duration // idle time beyond the timeout, and the part of it that was found
 	held, heldSlept       time.Duration
 	verdicts, right       int
 	faults                []string // descriptions of faults on single days
@@ -30,12 +30,11 @@ func (x *tally) add(y tally) {
 	x.faults = append(x.faults, y.faults...)
 }
 
-// settled is the tolerance around a change of label within which a sleep may
-// begin or end without counting as false or lost. It is the resolution of the
-// readers.
+// settled is how close to a change of label a sleep may begin or end without
+// counting as false or lost. It is the resolution of the readers.
 const settled = time.Second
 
-// weigh scores the periods of sleep against the labels.
+// weigh scores periods of sleep against the labels of a day.
 func weigh(d *trace, slept truth.Use, timeout time.Duration) tally {
 	used, kept, free := d.spans(use), d.spans(held), d.spans(idleLabel)
 	x := tally{days: 1, used: length(used), idle: length(free), held: length(kept)}
@@ -50,12 +49,12 @@ func weigh(d *trace, slept truth.Use, timeout time.Duration) tally {
 		x.findable += max(0, s.To.Sub(s.From)-timeout)
 	}
 	// Idle time counts from the end of use. Sleep before the timeout counts as
-	// found, but no more than there is.
+	// found, but no more than there is idle time.
 	x.slept, x.heldSlept, x.lost = both(slept, free), both(slept, kept), both(slept, used)
 	return x
 }
 
-// judged scores the answers of why against the script.
+// judged scores the answers of why by comparing them with the script.
 func (x *tally) judged(d *trace, r replayed) {
 	for i := range r.verdicts {
 		v := &r.verdicts[i]
@@ -73,14 +72,14 @@ func (x *tally) judged(d *trace, r replayed) {
 	}
 }
 
-// cause returns the fault in the answer of why to a verdict; empty if the
-// answer names the script's action.
+// cause returns what is wrong with why's answer to a verdict. It returns "" if
+// the answer names the script's action.
 func (r *replayed) cause(d *trace, v *evidence.Decision) string {
 	a := why.Explain(why.Account{Kind: r.kind, Name: "a", State: "running"}, *v)
 	at := v.Verdict.At.Sub(at0)
 	now := d.shown(at-r.window, at)
 	lately := d.shown(at-r.timeout-r.window, at)
-	for _, s := range r.slept.Spans() { // a start or wake restarts the idle time
+	for _, s := range r.slept.Spans() { // a start or wake resets the idle time
 		if w := s.To.Sub(at0); w <= at && at-w <= r.timeout+r.window {
 			lately = append(lately, "")
 		}
@@ -111,7 +110,7 @@ func (r *replayed) cause(d *trace, v *evidence.Decision) string {
 	return ""
 }
 
-// right reports whether a block states the truth.
+// right reports whether a block is true at a time.
 func (r *replayed) right(d *trace, b idle.Block, at time.Duration, now, lately []string) bool {
 	switch b.Code {
 	case idle.ConnectionOpen:
@@ -128,8 +127,8 @@ func (r *replayed) right(d *trace, b idle.Block, at time.Duration, now, lately [
 	return r.guarded != nil && r.guarded(b, at)
 }
 
-// fresh reports whether it was started, woken or first checked so recently that
-// nothing can be judged yet.
+// fresh reports whether the object was started, woken or first checked so
+// recently that no verdict is possible yet.
 func (r *replayed) fresh(at time.Duration) bool {
 	if at <= 2*r.window {
 		return true
@@ -140,8 +139,7 @@ func (r *replayed) fresh(at time.Duration) bool {
 	})
 }
 
-// shown returns the signals that can show the script's actions between two
-// times.
+// shown returns the signals that can show the script's actions between two times.
 func (t *trace) shown(from, to time.Duration) (out []string) {
 	for _, a := range t.acts {
 		if a.from <= to && from <= a.to {
@@ -152,7 +150,7 @@ func (t *trace) shown(from, to time.Duration) (out []string) {
 	return slices.Compact(out)
 }
 
-// inUse returns the signals of the uses that span a period.
+// inUse returns the signals that can show the uses that span a period.
 func (t *trace) inUse(from, to time.Duration) (out []string) {
 	for _, a := range t.acts {
 		if a.label == use && a.from <= from && to <= a.to {

@@ -17,9 +17,10 @@ type label uint8
 
 const (
 	idleLabel label = iota // not in use
-	// held: not in use, but a peer keeps a connection open or expects
-	// answers (a pooler, a probe, a chat client without its user). Whether it
-	// may sleep is a setting, so it counts neither as use nor as idle.
+	// held means not in use, although a peer keeps a connection open or expects
+	// answers (a pooler, a probe, a chat client without its user). Whether the
+	// object may then sleep is a matter of settings, so held time counts neither
+	// as use nor as idle.
 	held
 	use
 )
@@ -29,26 +30,26 @@ type act struct {
 	from, to time.Duration // time of the day
 	label    label
 	shows    []string // the signals that can show it
-	timer    bool     // started by the machine's own timer: nothing from outside wakes it
+	timer    bool     // started by the machine's own timer, so nothing from outside wakes it
 }
 
-// load plays a recording.
+// load is a recording that is played.
 type load struct {
 	from, to time.Duration
 	block    string
 	shift    time.Duration // offset in the recording at which it begins
 	scale    float64       // factor for its CPU time; 0 means 1
-	quiet    bool          // without the recorded bytes of the client
-	memory   bool          // without the recorded disk traffic
+	quiet    bool          // leave out the recorded bytes of the client
+	memory   bool          // leave out the recorded disk traffic
 }
 
-// flow is network traffic without a recording.
+// flow is network traffic that is not part of a recording.
 type flow struct {
 	from, to time.Duration
 	rate     float64 // bytes per second
 }
 
-// message is data on a connection. in is from the peer.
+// message is data on a connection. in means that the peer sent it.
 type message struct {
 	at    time.Duration
 	in    bool
@@ -63,11 +64,11 @@ type conn struct {
 	messages []message
 }
 
-// keys is use of a terminal.
+// keys is the use of a terminal.
 type keys struct {
 	from, to time.Duration
 	terminal int
-	every    time.Duration // about the time between two key presses; 0 means output only
+	every    time.Duration // approximate time between two key presses; 0 means output only
 }
 
 // login is a session of a user.
@@ -86,7 +87,7 @@ type event struct {
 // trace is one labeled day.
 type trace struct {
 	name, kind, place string
-	base              string // the recording that plays while it is not in use
+	base              string // the recording that is played while it is not in use
 	port              bool   // it listens, so a client can wake it
 	acts              []act
 	loads             []load
@@ -94,18 +95,18 @@ type trace struct {
 	conns             []conn
 	keys              []keys
 	logins            []login
-	gpu               []load // usage of the GPU as a share in scale
+	gpu               []load // use of the GPU, as a share in scale
 	events            []event
-	lab               []load // share of the CPUs, in scale, that running labs use
+	lab               []load // share of the CPUs that running labs use, in scale
 	sources           []string
-	snoozes           []load // periods in which a user snoozes it
+	snoozes           []load // periods for which a user snoozes it
 }
 
 func hm(hour, minute float64) time.Duration {
 	return time.Duration(hour*float64(time.Hour) + minute*float64(time.Minute)).Truncate(time.Second)
 }
 
-// spans returns the periods with that label. Use has precedence over held.
+// spans returns the periods with a label. Use takes precedence over held.
 func (t *trace) spans(l label) truth.Use {
 	var used, kept []truth.Span
 	for _, a := range t.acts {
@@ -126,7 +127,8 @@ func (t *trace) spans(l label) truth.Use {
 	return minus(truth.Of(truth.Span{From: at0, To: at0.Add(day)}), truth.Of(append(used, kept...)...))
 }
 
-// at0 is the time at which every day begins: the start of a bubble's clock.
+// at0 is the time at which every day begins. It is the initial time of a synctest
+// bubble.
 var at0 = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // minus returns the parts of a that are outside b.
@@ -160,7 +162,7 @@ func length(u truth.Use) (d time.Duration) {
 	return d
 }
 
-// builder creates a day.
+// builder collects what happens on a day.
 type builder struct {
 	*trace
 	rng *rand.Rand
@@ -174,7 +176,7 @@ type scenario struct {
 	write func(b *builder)
 }
 
-// draw creates the n-th day of a scenario.
+// draw returns the nth day of a scenario.
 func (s scenario) draw(seed uint64, n int) *trace {
 	h := seed
 	for _, c := range s.place + s.name {
@@ -186,8 +188,8 @@ func (s scenario) draw(seed uint64, n int) *trace {
 	return b.trace
 }
 
-// upkeep is the work that programs do for themselves even when unused, and the
-// signals that show it. It is not use.
+// upkeep lists the recordings in which a program that is not in use works for
+// itself, and the signals that show this work. It is not use.
 var upkeep = map[string][]string{
 	"java-idle":     {"disk"},        // the counters that a JVM keeps in a file
 	"postgres-idle": {"disk", "cpu"}, // vacuum and checkpoints
@@ -195,7 +197,7 @@ var upkeep = map[string][]string{
 	"tsserver-idle": {"disk", "cpu"}, // it loads and checks the project
 }
 
-// finish cuts the day at midnight and sorts it.
+// finish cuts the day off at midnight and sorts it.
 func (b *builder) finish() {
 	if shows := upkeep[b.base]; shows != nil && b.place == "host" {
 		b.did(idleLabel, 0, day, shows...)
@@ -209,7 +211,7 @@ func (b *builder) finish() {
 	slices.SortStableFunc(b.events, func(x, y event) int { return cmp.Compare(x.at, y.at) })
 }
 
-// between draws a time between two, in whole milliseconds.
+// between draws a duration from least to most, in whole milliseconds.
 func (b *builder) between(least, most time.Duration) time.Duration {
 	if most <= least {
 		return least
@@ -222,8 +224,8 @@ func (b *builder) amount(least, most int) int { return least + b.rng.IntN(most-l
 
 func (b *builder) chance(p float64) bool { return b.rng.Float64() < p }
 
-// sessions returns when a user with office hours is at work: before and after
-// lunch, sometimes in the evening.
+// sessions returns when a user with office hours works: before and after lunch,
+// and sometimes in the evening.
 func (b *builder) sessions() (out [][2]time.Duration) {
 	from := b.between(hm(8, 0), hm(10, 0))
 	lunch := b.between(hm(11, 45), hm(12, 45))
@@ -237,8 +239,8 @@ func (b *builder) sessions() (out [][2]time.Duration) {
 	return out
 }
 
-// moments returns n periods, each between least and most long, spread over the
-// day without touching.
+// moments returns n separate periods spread over the day, each from least to most
+// long.
 func (b *builder) moments(n int, from, to, least, most time.Duration) (out [][2]time.Duration) {
 	part := (to - from) / time.Duration(n)
 	for i := range n {

@@ -1,7 +1,6 @@
 // Package mutants proves that the tests of what lull must never do can fail: it
-// breaks the code in known ways, and the tests have to convict each of them.
-// Nothing in the tree is changed: go test builds the edited files as an
-// overlay.
+// breaks the code in known ways, and the tests must detect each of them. The tree
+// is not changed: go test builds the edited files as an overlay.
 package mutants
 
 import (
@@ -28,10 +27,10 @@ import (
 
 const root = "../.."
 
-// asks finds the mutants that a text names.
+// asks matches the names of mutants in a text.
 var asks = regexp.MustCompile(`mutantOn\("([a-z0-9-]+)"\)`)
 
-// mutated returns the edited files by their names in the tree.
+// mutated returns the content of each edited file, by its name in the tree.
 func mutated(t *testing.T) map[string]string {
 	t.Helper()
 	tree := map[string]string{}
@@ -64,8 +63,8 @@ func mutated(t *testing.T) map[string]string {
 	return out
 }
 
-// TestEditsApply keeps the mutants in step with the code: each edit applies to
-// it and can be parsed, each mutant has an edit, and each test exists.
+// TestEditsApply checks that the mutants match the code: each edit applies and
+// the result can be parsed, each mutant has an edit, and each test exists.
 func TestEditsApply(t *testing.T) {
 	asked := map[string]bool{}
 	for file, text := range mutated(t) {
@@ -92,7 +91,7 @@ func TestEditsApply(t *testing.T) {
 	}
 }
 
-// declared reports whether a test is in its folder.
+// declared reports whether a test is declared in its folder.
 func declared(t *testing.T, x test) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, x.folder, "*_test.go"))
@@ -107,10 +106,10 @@ func declared(t *testing.T, x test) bool {
 	})
 }
 
-// TestMutants convicts every mutant with each of its tests, at the number of
-// draws of make test: of LULL_MUTANTS runs, each with a new seed, nine in ten
-// must fail, and without a mutant all must pass. LULL_MUTANT selects mutants
-// by a regular expression.
+// TestMutants runs each test of each mutant LULL_MUTANTS times, each with a new
+// seed and at the number of draws of make test. Nine in ten runs must fail, and
+// without a mutant all must pass. LULL_MUTANT selects mutants by a regular
+// expression.
 func TestMutants(t *testing.T) {
 	if os.Getenv("LULL_MUTANTS") == "" {
 		t.Skip("the number of runs is in LULL_MUTANTS: make soak has it")
@@ -150,7 +149,7 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// builder builds the test binaries with all edits, once each.
+// builder builds each test binary once, with all edits.
 type builder struct {
 	t        *testing.T
 	dir      string
@@ -162,7 +161,7 @@ func (b *builder) overlay() {
 	put := func(file, text string) {
 		abs, err := filepath.Abs(filepath.Join(root, file))
 		if replace[abs] != "" {
-			return // every package has it once
+			return // every package gets this file only once
 		}
 		at := filepath.Join(b.dir, fmt.Sprintf("%d.go", len(replace)))
 		if err == nil {
@@ -209,8 +208,8 @@ func (b *builder) build(t *testing.T, folder string) string {
 	return name
 }
 
-// run runs a test of a binary and reports whether it failed. A mutant that
-// hangs is convicted.
+// run runs a test of a binary and reports whether it failed. A test that hangs
+// counts as failed.
 func run(t *testing.T, binary string, x test, mutant string) (failed bool, out []byte) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

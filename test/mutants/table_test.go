@@ -1,14 +1,15 @@
 package mutants
 
-// A mutant is a fault that can be switched on in a special build. Each edit
-// replaces text that occurs once in the tree, wherever it moves. The new text
-// calls mutantOn, which every edited package gets, with the mutant's name.
+// A mutant is a fault that can be switched on in a special build. Each of its
+// edits replaces text that occurs exactly once in the tree, in whatever file. The
+// new text calls mutantOn with the mutant's name; every edited package gets that
+// function.
 type mutant struct {
 	name  string // what goes wrong
-	tests []test // each of which must convict it
+	tests []test // tests that must each detect it
 }
 
-// test is a test, and the folder of its package.
+// test names a test and the folder of its package.
 type test struct{ folder, name string }
 
 var (
@@ -29,10 +30,10 @@ var mutants = []mutant{
 	{"max-age-by-setting", []test{{"internal/controller", "TestFinalCheckReadsLoad"}}},
 	// New windows trigger a check of their worker.
 	{"windows-without-wake", []test{{"internal/controller", "TestNewWindowsWakeTheWorker"}}},
-	// The newest baseline counts, and the first start has its snooze.
+	// The newest baseline counts, and the first start begins a snooze.
 	{"baseline-first", []test{fleetOracle, {idleLaws, "TestBaseline"}}},
 	{"no-first-snooze", []test{fleetOracle}},
-	// An unknown, however it comes about, is not quiet.
+	// An unknown is never quiet, whatever its cause.
 	{"unknown-allows", []test{fleetOracle, agentOracle}},
 	{"stale-allows", []test{fleetOracle}},
 	{"cml-clock-trusted", []test{fleetOracle}},
@@ -67,8 +68,8 @@ var mutants = []mutant{
 	{"fleet-halt-not-for-agents", []test{{"internal/agent/servertest", "TestFleetHaltReachesTheAgent"}}},
 }
 
-// edit is a change of the one file below internal/ that has the old text, once.
-// Several mutants may share it.
+// edit replaces the text old, which occurs once in the files below internal/.
+// Several mutants may share an edit.
 type edit struct{ old, new string }
 
 var edits = []edit{

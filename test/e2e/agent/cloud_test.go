@@ -24,8 +24,8 @@ import (
 	"lull/internal/sim/world"
 )
 
-// instance is a simulated EC2 instance with the real program on it, which uses
-// the SDK's own credential chain, metadata client and EC2 client.
+// instance is a simulated EC2 instance that runs the real program. The program
+// uses the SDK's own credential chain, metadata client and EC2 client.
 type instance struct {
 	t   *testing.T
 	sim *sim.Server
@@ -36,21 +36,22 @@ type instance struct {
 	cmd *exec.Cmd
 }
 
-// launch starts a simulated cloud with one instance configured by w.
+// launch starts a simulated cloud with one instance, which w configures.
 func launch(t *testing.T, w world.WorkerConfig, tags map[string]string) *instance {
 	t.Helper()
 	return launchAway(t, 1, w, tags)
 }
 
-// launchAway is launch with an agent that many hops away from its metadata.
+// launchAway is launch for an agent that is the given number of network hops away
+// from the metadata service.
 func launchAway(t *testing.T, hops int, w world.WorkerConfig, tags map[string]string) *instance {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "lull-cloud-")
 	errtest.None(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	w.Name, w.Region, w.Image, w.InstanceProfile = "m", "us-east-1", "ami-0000000000000d012", "lull-agent"
-	// This machine's signals are not under test: there is no GPU, so the
-	// instance is always quiet.
+	// Only the signal gpu counts, which is absent here. The instance is therefore
+	// always quiet, whatever this machine does.
 	w.Tags = map[string]string{"lull:signals": "gpu", "lull:idle-timeout": "1m", "lull:check-interval": "1s",
 		"lull:warn-before": "2s", "lull:boot-grace": "0s"}
 	maps.Copy(w.Tags, tags)
@@ -85,7 +86,7 @@ func (i *instance) environ() []string {
 		"LULL_AGENT_CONFIG=" + filepath.Join(i.dir, "agent.yaml"), "LULL_AGENT_CLOUD=ec2", "LULL_AGENT_SHORTEST_WINDOW=1s"}
 }
 
-// boot starts the agent, with an additional environment, and waits until it
+// boot starts the agent with additional environment variables, and waits until it
 // answers.
 func (i *instance) boot(env ...string) {
 	i.t.Helper()
@@ -185,8 +186,8 @@ func (i *instance) source(name string) (c agentctl.Config) {
 	return c
 }
 
-// TestStopsItself lets an idle instance act on itself, with tags from either
-// source, with and without hibernation, and checks the state tags.
+// TestStopsItself checks that an idle instance stops or hibernates itself, with
+// tags from either source, and that the state tags are right.
 func TestStopsItself(t *testing.T) {
 	t.Parallel()
 	refuses := fault.Rule{Service: "ec2", Action: "StopInstances", Kind: fault.Error, Code: "UnsupportedHibernationConfiguration",
@@ -197,7 +198,7 @@ func TestStopsItself(t *testing.T) {
 		tags       map[string]string
 		fault      *fault.Rule
 		hibernated bool
-		action     string // state tag: the real action
+		action     string // the action that was really carried out, in the state tag
 		detail     string
 	}{
 		{"hibernates", world.WorkerConfig{Hibernation: true, TagsInMetadata: true}, map[string]string{"lull:hibernate-on-idle": "true"}, nil, true, "hibernating", ""},
@@ -235,9 +236,9 @@ func TestStopsItself(t *testing.T) {
 	}
 }
 
-// TestTagsUnreadable starts the agent while neither source of tags works: it
-// takes no action, and shows why. Then they work, and fail again while the
-// agent runs and restarts: the last good policy applies.
+// TestTagsUnreadable checks that an agent that starts while no source of tags
+// works takes no action and shows why. It then makes the sources work, and fail
+// again while the agent runs and restarts: the last good policy must apply.
 func TestTagsUnreadable(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -270,7 +271,7 @@ func TestTagsUnreadable(t *testing.T) {
 				t.Error("the alarm outlives its cause")
 			}
 
-			// Both sources fail again: the last values apply, also for a new
+			// Both sources fail again. The last values must apply, also for a new
 			// agent.
 			i.faulty(c.rule)
 			i.faulty(fault.Rule{Service: "ec2", Action: "DescribeTags", Kind: fault.Error, Code: "RequestLimitExceeded", Status: 503})
@@ -298,8 +299,8 @@ func TestTagsUnreadable(t *testing.T) {
 	}
 }
 
-// TestDescribeTagsThrottled has EC2 throttle the only source of tags for a
-// while: the SDK's retries succeed.
+// TestDescribeTagsThrottled checks that the SDK's retries succeed when EC2
+// throttles the only source of tags for a while.
 func TestDescribeTagsThrottled(t *testing.T) {
 	t.Parallel()
 	i := launch(t, world.WorkerConfig{}, map[string]string{"lull:idle-timeout": "30m"})
@@ -311,7 +312,8 @@ func TestDescribeTagsThrottled(t *testing.T) {
 	}
 }
 
-// TestDeadlineAndCompletion ends instances in use, after a warning.
+// TestDeadlineAndCompletion checks that a deadline and a completion end an
+// instance that is in use, after a warning.
 func TestDeadlineAndCompletion(t *testing.T) {
 	t.Parallel()
 	soon := time.Now().Add(25 * time.Second).UTC().Format(time.RFC3339)
@@ -398,8 +400,8 @@ func TestTagHooks(t *testing.T) {
 	}
 }
 
-// TestDoctorOnInstance runs doctor on an instance with the right role and on
-// one whose role may not stop it.
+// TestDoctorOnInstance runs doctor on an instance with a sufficient role, and on
+// one whose role does not allow a stop.
 func TestDoctorOnInstance(t *testing.T) {
 	t.Parallel()
 	i := launch(t, world.WorkerConfig{TagsInMetadata: true, Hibernation: true}, map[string]string{"lull:idle-timeout": "4h", "lull:idle-timeut": "3h"})
@@ -419,9 +421,9 @@ func TestDoctorOnInstance(t *testing.T) {
 	}
 }
 
-// TestHopLimit runs the agent one hop farther from the metadata than the
-// instance allows, as in a container: nothing is known, nothing is done, and
-// the status says what to change. With a higher limit it works.
+// TestHopLimit runs the agent one hop farther from the metadata service than the
+// instance allows, as in a container. It must take no action, and its status must
+// say what to change. With a higher limit it must work.
 func TestHopLimit(t *testing.T) {
 	t.Parallel()
 	i := launchAway(t, 2, world.WorkerConfig{TagsInMetadata: true}, nil)
@@ -438,8 +440,8 @@ func TestHopLimit(t *testing.T) {
 	j.await("the tags", func() bool { return j.source("tags").State == "read" })
 }
 
-// TestHangup checks that SIGHUP reads the tags again, and checks the history's
-// chart.
+// TestHangup checks that SIGHUP makes the agent read the tags again, and that the
+// history has a chart.
 func TestHangup(t *testing.T) {
 	t.Parallel()
 	i := launch(t, world.WorkerConfig{TagsInMetadata: true}, map[string]string{"lull:idle-timeout": "30m"})
@@ -458,8 +460,8 @@ func TestHangup(t *testing.T) {
 	})
 }
 
-// TestNothingSecretIsSaid gives the program a hook and a webhook that contain a
-// password and fail, and searches for it in all output.
+// TestNothingSecretIsSaid configures a hook and a webhook that contain a password
+// and fail, and checks that no output contains the password.
 func TestNothingSecretIsSaid(t *testing.T) {
 	t.Parallel()
 	i := launch(t, world.WorkerConfig{TagsInMetadata: true}, map[string]string{"lull:pre-stop": "/bin/false --key hunter2",

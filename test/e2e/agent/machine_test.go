@@ -25,7 +25,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// program is the lull-agent under test, and server the lull that it reports to.
+// program is the path of the lull-agent under test, server that of the lull that
+// it reports to.
 var program, server string
 
 func TestMain(m *testing.M) {
@@ -37,8 +38,8 @@ func run(m *testing.M) int {
 		fmt.Println("SKIP test/e2e/agent: needs root for namespaces")
 		return 0
 	}
-	// Not under /tmp: the agent trusts no file below a directory that other
-	// users can write to.
+	// Not below /tmp: the agent trusts no file in a directory that other users
+	// can write to.
 	dir, err := os.MkdirTemp("/run", "lull-real-")
 	if err != nil {
 		fmt.Println(err)
@@ -58,7 +59,8 @@ func run(m *testing.M) int {
 		fmt.Println(err)
 		return 1
 	}
-	// The tests mostly wait, for windows that cannot be shorter than a minute.
+	// The tests mostly wait for windows that cannot be shorter than a minute, so
+	// many of them run in parallel.
 	flag.Parse()
 	if err := flag.Set("test.parallel", "16"); err != nil {
 		fmt.Println(err)
@@ -67,8 +69,8 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// touchSources makes the test depend on every source file. go test does not see
-// that the program is built from them and would reuse an old result.
+// touchSources reads every source file, so that go test reruns the tests when one
+// has changed. It does not know that the program is built from them.
 func touchSources() error {
 	return filepath.WalkDir("../../..", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && len(d.Name()) > 2 {
@@ -81,7 +83,8 @@ func touchSources() error {
 	})
 }
 
-// need skips the test if a program is not installed, and fails it in CI.
+// need skips the test if a program is not installed. In CI it fails the test
+// instead.
 func need(t *testing.T, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
@@ -94,12 +97,12 @@ func need(t *testing.T, programs ...string) {
 	}
 }
 
-// machine is a part of this one with its own mounts, network, processes and
-// terminals. Everything in it ends with the test.
+// machine is a set of namespaces with its own mounts, network, processes and
+// terminals. All its processes end with the test.
 type machine struct {
 	t   *testing.T
-	pid int    // of its init
-	dir string // visible inside and outside, to root only
+	pid int    // process ID of its init
+	dir string // visible inside and outside, but only to root
 }
 
 const initScript = `set -e
@@ -137,7 +140,7 @@ func newMachine(t *testing.T) *machine {
 	m.pid = cmd.Process.Pid
 	t.Cleanup(func() {
 		in.Close()
-		cmd.Process.Kill() // the kernel ends the whole namespace with its init
+		cmd.Process.Kill() // the kernel kills all processes of the namespace with its init
 		cmd.Wait()
 		os.RemoveAll(dir)
 	})
@@ -147,7 +150,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// command runs inside the machine.
+// command returns a command that runs inside the machine.
 func (m *machine) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command("nsenter", append([]string{"-t", fmt.Sprint(m.pid), "-m", "-n", "-p", "-u", "-i", "--", name}, args...)...)
 	cmd.Dir = "/"
@@ -158,7 +161,8 @@ func (m *machine) command(name string, args ...string) *exec.Cmd {
 
 func (m *machine) socket() string { return filepath.Join(m.dir, "run", "agent.sock") }
 
-// sh runs a script inside the machine; it must succeed.
+// sh runs a script inside the machine and returns its output. The script must
+// succeed.
 func (m *machine) sh(script string) string {
 	m.t.Helper()
 	out, err := m.command("bash", "-c", script).CombinedOutput()
@@ -168,7 +172,7 @@ func (m *machine) sh(script string) string {
 	return string(out)
 }
 
-// start runs a program inside until stop is called or the test ends.
+// start runs a program inside the machine until stop is called or the test ends.
 func (m *machine) start(cmd *exec.Cmd) (stop func()) {
 	m.t.Helper()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -204,7 +208,7 @@ func (l *log) String() string {
 	return l.b.String()
 }
 
-// policy writes the local file.
+// policy writes the agent's local policy file.
 func (m *machine) policy(lines ...string) {
 	m.t.Helper()
 	if err := os.WriteFile(filepath.Join(m.dir, "agent.yaml"), []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
@@ -212,11 +216,12 @@ func (m *machine) policy(lines ...string) {
 	}
 }
 
-// powerOff is the file that marks a machine as powered off.
+// powerOff returns the path of a file that exists once the machine is powered
+// off.
 func (m *machine) powerOff() string { return filepath.Join(m.dir, "powered-off") }
 
-// agent runs lull agent run inside, without a cloud, and waits until it
-// answers.
+// agent runs lull agent run inside the machine, without a cloud, and waits until
+// it answers.
 func (m *machine) agent(lines ...string) *log {
 	m.t.Helper()
 	m.policy(lines...)
@@ -234,8 +239,8 @@ func (m *machine) agent(lines ...string) *log {
 	return l
 }
 
-// dial connects to the agent from outside: the socket's directory is a mount of
-// the machine, reached through its init.
+// dial returns a client of the agent for use outside the machine. The socket is
+// on a mount of the machine, and is reached through /proc of the machine's init.
 func (m *machine) dial() *agentctl.Client {
 	return agentctl.Dial(fmt.Sprintf("/proc/%d/root%s", m.pid, m.socket()))
 }
@@ -249,7 +254,8 @@ func (m *machine) status() agentctl.Status {
 	return s
 }
 
-// lull runs the command line inside and returns its output and exit code.
+// lull runs the command line inside the machine and returns its output and exit
+// code.
 func (m *machine) lull(args ...string) (out string, code int) {
 	m.t.Helper()
 	b, err := m.command(program, args...).CombinedOutput()
@@ -263,7 +269,7 @@ func (m *machine) lull(args ...string) (out string, code int) {
 	return string(b), code
 }
 
-// reading returns the newest reading of a signal.
+// reading returns the agent's newest reading of a signal.
 func (m *machine) reading(signal string) idle.Reading {
 	for _, r := range m.status().Readings {
 		if r.Signal == signal {
@@ -281,7 +287,7 @@ func (m *machine) becomes(signal string, state idle.State) {
 		func() string { return fmt.Sprintf("signal %s is %s: %+v", signal, state, last) })
 }
 
-// stays checks for d that a signal has a state at every poll.
+// stays checks that a signal has a state at every poll for the duration d.
 func (m *machine) stays(signal string, state idle.State, d time.Duration) {
 	m.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); pause() {
@@ -306,7 +312,7 @@ func (m *machine) awaitf(limit time.Duration, ok func() bool, what func() string
 	}
 }
 
-// offAt waits until the machine is powered off and returns the time.
+// offAt waits until the machine is powered off and returns when that happened.
 func (m *machine) offAt(limit time.Duration) time.Time {
 	m.t.Helper()
 	m.awaitf(limit, func() bool { _, err := os.Stat(m.powerOff()); return err == nil }, func() string {
@@ -321,7 +327,7 @@ func (m *machine) offAt(limit time.Duration) time.Time {
 	return st.ModTime()
 }
 
-// isOn fails the test if the machine was powered off.
+// isOn fails the test if the machine is powered off.
 func (m *machine) isOn(when string) {
 	m.t.Helper()
 	if _, err := os.Stat(m.powerOff()); err == nil {
@@ -329,7 +335,7 @@ func (m *machine) isOn(when string) {
 	}
 }
 
-// warnings counts the warnings in the history.
+// warnings returns the number of warnings in the agent's history.
 func (m *machine) warnings() (n int) {
 	m.t.Helper()
 	l, err := m.dial().History(context.WithoutCancel(m.t.Context()), agentctl.HistoryQuery{})

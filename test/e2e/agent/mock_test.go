@@ -22,8 +22,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// Amazon's own metadata mock. It is built apart from this module, which does
-// not depend on it.
+// Amazon's own mock of the metadata service. It is built as a separate module, so
+// that this one does not depend on it.
 const (
 	mockModule  = "github.com/aws/amazon-ec2-metadata-mock/cmd/ec2-metadata-mock@v1.13.0"
 	mockID      = "i-1234567890abcdef0"
@@ -31,7 +31,7 @@ const (
 	mockTimeout = 5 * time.Minute
 )
 
-// amazonsMock builds the mock.
+// amazonsMock builds the mock and returns its path.
 func amazonsMock(t *testing.T) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), mockTimeout)
@@ -47,7 +47,7 @@ func amazonsMock(t *testing.T) string {
 }
 
 // serveMock starts the mock on a port, with version 2 only, the given tags, and
-// credentials that have not expired. It returns when the mock answers.
+// credentials that have not expired. It returns once the mock answers.
 func serveMock(t *testing.T, binary string, port int, tags map[string]string) {
 	t.Helper()
 	home := t.TempDir()
@@ -55,7 +55,7 @@ func serveMock(t *testing.T, binary string, port int, tags map[string]string) {
 		"iam-security-credentials": map[string]string{"Code": "Success", "LastUpdated": "2020-04-02T18:50:40Z", "Type": "AWS-HMAC", "AccessKeyId": mockKey,
 			"SecretAccessKey": "secret", "Token": "session", "Expiration": "2099-01-01T00:00:00Z"},
 	}
-	names := []string{"tags-instance-name", "tags-instance-test"} // the two that it has room for
+	names := []string{"tags-instance-name", "tags-instance-test"} // the only two tags that the mock supports
 	for k, v := range tags {
 		paths[names[0]], values[names[0]] = "/latest/meta-data/tags/instance/"+k, v
 		names = names[1:]
@@ -73,7 +73,7 @@ func serveMock(t *testing.T, binary string, port int, tags map[string]string) {
 	c.Env, c.Stdout, c.Stderr = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH")}, said, said
 	errtest.None(t, c.Start())
 	t.Cleanup(func() {
-		_ = c.Process.Kill() // it may have ended
+		_ = c.Process.Kill() // may have ended already
 		_ = c.Wait()
 		if t.Failed() {
 			t.Logf("the mock said:\n%s", said)
@@ -95,9 +95,9 @@ func serveMock(t *testing.T, binary string, port int, tags map[string]string) {
 }
 
 // TestAmazonsMock runs the metadata client and the agent against Amazon's own
-// mock of the metadata service, with version 2 only: identity, tags, an agent
-// that starts before the service does, and credentials from the endpoint that
-// --imds-endpoint names. The mock also has notices of Spot and Auto Scaling,
+// mock of the metadata service, with version 2 only. It checks identity, tags, an
+// agent that starts before the service, and credentials from the endpoint that
+// --imds-endpoint names. The mock also serves notices of Spot and Auto Scaling,
 // which lull does not read.
 func TestAmazonsMock(t *testing.T) {
 	t.Parallel()
@@ -110,7 +110,7 @@ func TestAmazonsMock(t *testing.T) {
 		t.Errorf("nothing listens: %v is not %s", err, imds.Unreachable)
 	}
 
-	// The EC2 endpoint records whose credentials sign the calls.
+	// The EC2 endpoint records the access keys that sign the calls.
 	var mu sync.Mutex
 	signed := map[string]bool{}
 	ec2 := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -127,12 +127,12 @@ func TestAmazonsMock(t *testing.T) {
 	cmd := exec.Command(program, "agent", "run", "--imds-endpoint", endpoint, "--ec2-endpoint", ec2.URL, "--cloud", "ec2",
 		"--socket", filepath.Join(dir, "agent.sock"), "--state", filepath.Join(dir, "state"), "--config", filepath.Join(dir, "agent.yaml"))
 	said := &log{}
-	// Without a variable that names the endpoint, and with no credentials but the
-	// instance's.
+	// No environment variable names the endpoint, and only the instance has
+	// credentials.
 	cmd.Env, cmd.Stdout, cmd.Stderr = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}, said, said
 	errtest.None(t, cmd.Start())
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Process.Kill() // may have ended already
 		_ = cmd.Wait()
 		if t.Failed() {
 			t.Logf("the agent said:\n%s", said)

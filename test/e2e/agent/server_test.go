@@ -58,9 +58,9 @@ func (i *instance) serve() (url, token string) {
 	return url, token
 }
 
-// TestAgentAndServer runs the real agent, which may only stop its own instance,
-// beside the real server over one simulated cloud: whichever holds the power
-// stops the idle machine, and the record says which.
+// TestAgentAndServer runs the real agent, which may stop only its own instance,
+// and the real server over one simulated cloud. Whichever of the two is the pause
+// holder must stop the idle machine, and the record must say which.
 func TestAgentAndServer(t *testing.T) {
 	t.Parallel()
 	for _, holder := range []string{worker.HolderController, worker.HolderAgent} {

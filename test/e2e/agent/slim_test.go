@@ -10,9 +10,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestSlim holds what lull-agent costs a machine that runs nothing else of lull:
-// its size on disk, its dependencies and its memory. The other tests of this
-// package run the same program.
+// TestSlim checks limits on what lull-agent costs a machine without other parts
+// of lull: its size on disk, its dependencies and its memory.
 func TestSlim(t *testing.T) {
 	t.Parallel()
 	const most = 20e6 // bytes of the file
@@ -43,8 +42,8 @@ func TestSlim(t *testing.T) {
 		t.Fatalf("%q: %v", found, err)
 	}
 	t.Logf("file %.1f MB, resident %.1f MB", float64(st.Size())/1e6, float64(kB)*1024/1e6)
-	// What is resident depends on the kernel's page cache and on when Go returns
-	// memory, hence twice the aim. lull agent run has 44 MB.
+	// Resident memory depends on the kernel's page cache and on when Go returns
+	// memory, so the limit is twice what is aimed at. lull agent run uses 44 MB.
 	if kB*1024 > 40e6 {
 		t.Errorf("lull-agent has %d kB resident, want at most 40 MB", kB)
 	}

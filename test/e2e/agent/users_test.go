@@ -12,7 +12,7 @@ import (
 	"lull/internal/core/idle"
 )
 
-// shell is an open login shell and its keyboard.
+// shell is an open login shell with its keyboard.
 type shell struct {
 	keys io.WriteCloser
 	tty  *log // the terminal's output
@@ -38,8 +38,9 @@ func (s *shell) press(t *testing.T, text string) {
 	}
 }
 
-// types presses keys until they are seen: the kernel updates a terminal's times
-// in steps of 8 s, so a key press soon after another one does not show.
+// types presses keys until the agent sees one, and returns when that was. The
+// kernel updates a terminal's times in steps of 8 s, so a key press soon after
+// another is invisible.
 func (m *machine) types(s *shell) (last time.Time) {
 	m.t.Helper()
 	m.await("keys are seen", 2*time.Minute, func() bool {
@@ -51,7 +52,7 @@ func (m *machine) types(s *shell) (last time.Time) {
 	return last
 }
 
-// restful waits until terminals have been quiet for 3 s.
+// restful waits until the terminals have been quiet for 3 s.
 func (m *machine) restful() {
 	m.t.Helper()
 	since := time.Now()
@@ -63,7 +64,7 @@ func (m *machine) restful() {
 	})
 }
 
-// login runs a real sshd inside and logs in with a terminal.
+// login starts a real sshd inside the machine and logs in with a terminal.
 func (m *machine) login() *shell {
 	m.t.Helper()
 	need(m.t, "/usr/sbin/sshd", "ssh", "ssh-keygen")
@@ -77,8 +78,9 @@ func (m *machine) login() *shell {
 	return s
 }
 
-// TestLoginShell logs in over ssh. Typing is use while it continues; an open
-// shell is not, and the machine goes down after its timeout, not before.
+// TestLoginShell logs in over ssh. Typing must count as use as long as it
+// continues. An open shell must not: the machine goes down after its timeout, and
+// not earlier.
 func TestLoginShell(t *testing.T) {
 	t.Parallel()
 	login := func(t *testing.T) (*machine, *shell, time.Time) {
@@ -98,7 +100,7 @@ func TestLoginShell(t *testing.T) {
 			t.Errorf("stage %d answered, want 1: %+v", s.Stage, s.Stages)
 		}
 		m.restful()
-		// Key presses now and then, for longer than the idle-timeout.
+		// Press a key from time to time, for longer than the idle timeout.
 		for time.Since(began) < 75*time.Second {
 			m.types(s)
 			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); pause() {
@@ -108,10 +110,10 @@ func TestLoginShell(t *testing.T) {
 	})
 	t.Run("left open", func(t *testing.T) {
 		m, s, last := login(t)
-		// Sessions are read once the terminals are quiet again.
+		// The sessions are read again once the terminals are quiet.
 		m.await("users have the time of the keys", 2*time.Minute, func() bool { return m.reading("users").LastEvent.After(last.Add(-10 * time.Second)) })
 		off := m.offAt(3 * time.Minute)
-		if quiet := off.Sub(last); quiet < 52*time.Second { // terminals' times move in steps of 8 s
+		if quiet := off.Sub(last); quiet < 52*time.Second { // a terminal's times move in steps of 8 s
 			t.Errorf("powered off %s after the last key, the idle-timeout is 1m", quiet)
 		}
 		text := s.tty.String()
@@ -125,16 +127,17 @@ func TestLoginShell(t *testing.T) {
 	})
 }
 
-// TestWarningAnswered answers the warning from the open shell. After lull agent
-// snooze the machine stays up. After a key press it has its complete timeout
-// again, with another warning.
+// TestWarningAnswered responds to the warning from the open shell. After lull
+// agent snooze the machine must stay up. After a key press its whole timeout must
+// begin again, with another warning.
 func TestWarningAnswered(t *testing.T) {
 	t.Parallel()
 	need(t, "script")
 	warned := func(t *testing.T) (*machine, *shell) {
 		t.Parallel()
 		m := newMachine(t)
-		// An early warning, so that the answer comes in time on a busy machine.
+		// The warning comes early, so that the response is in time even on a busy
+		// machine.
 		m.agent("idle-timeout: 1m", "check-interval: 1s", "warn-before: 25s", "boot-grace: 0s", "signals: [terminals, users, recent]")
 		s := m.open(m.command("script", "-qec", "bash --norc --noprofile -i", "/dev/null"))
 		m.await("a warning on the terminal", 2*time.Minute, func() bool { return strings.Contains(s.tty.String(), "agent snooze") })
@@ -164,7 +167,7 @@ func TestWarningAnswered(t *testing.T) {
 		pressed := time.Now()
 		s.press(t, "true\n")
 		off := m.offAt(3 * time.Minute)
-		if after := off.Sub(pressed); after < 50*time.Second { // terminals' times move in steps of 8 s
+		if after := off.Sub(pressed); after < 50*time.Second { // a terminal's times move in steps of 8 s
 			t.Errorf("powered off %s after the key that answered the warning", after)
 		}
 		if n := m.warnings(); n != 2 {
@@ -173,8 +176,8 @@ func TestWarningAnswered(t *testing.T) {
 	})
 }
 
-// TestTmux leaves a detached tmux behind: it counts as use while it prints, and
-// not otherwise, however long it stays.
+// TestTmux checks that a detached tmux counts as use while its program prints,
+// and otherwise does not, however long it exists.
 func TestTmux(t *testing.T) {
 	t.Parallel()
 	need(t, "tmux")
@@ -205,14 +208,14 @@ func TestTmux(t *testing.T) {
 		m, print := detached(t)
 		began := time.Now()
 		print(5)
-		if quiet := m.offAt(3 * time.Minute).Sub(began); quiet < 50*time.Second { // terminals' times move in steps of 8 s
+		if quiet := m.offAt(3 * time.Minute).Sub(began); quiet < 50*time.Second { // a terminal's times move in steps of 8 s
 			t.Errorf("powered off %s after the output", quiet)
 		}
 	})
 }
 
-// TestPrivilege checks which users may call the agent, and which files it
-// trusts.
+// TestPrivilege checks which users may use the agent's socket, and which files
+// the agent trusts.
 func TestPrivilege(t *testing.T) {
 	t.Parallel()
 	need(t, "setpriv")
@@ -235,8 +238,8 @@ func TestPrivilege(t *testing.T) {
 		t.Error("it is not halted")
 	}
 
-	// A policy that other users could have written is ignored; the last good
-	// one applies.
+	// A policy file that other users could have written must be ignored, and the
+	// last good one must apply.
 	m.policy(quick("hibernate-on-idle: true", "allow-tag-hooks: true")...)
 	m.sh("chmod 0666 " + m.dir + "/agent.yaml")
 	out, code := m.lull("agent", "reload")

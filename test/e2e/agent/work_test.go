@@ -22,8 +22,8 @@ func quick(lines ...string) []string {
 }
 
 // TestSilentComputation runs a computation without output for longer than the
-// idle-timeout, as the child of a child in its own process namespace, as in a
-// container. The agent must never consider it idle.
+// idle timeout, as a grandchild in its own process namespace, as in a container.
+// The agent must never consider the machine idle.
 func TestSilentComputation(t *testing.T) {
 	t.Parallel()
 	need(t, "unshare")
@@ -47,7 +47,8 @@ func TestSilentComputation(t *testing.T) {
 	stop()
 }
 
-// busyCPU returns the CPU usage over d, measured without the agent's reader.
+// busyCPU returns the machine's CPU usage over d, measured without the agent's
+// reader.
 func busyCPU(t *testing.T, d time.Duration) float64 {
 	t.Helper()
 	read := func() (idle, all float64) {
@@ -71,8 +72,9 @@ func busyCPU(t *testing.T, d time.Duration) float64 {
 	return 100 - 100*(i1-i0)/max(a1-a0, 1)
 }
 
-// TestCPU checks both verdicts with a threshold above the machine's other load:
-// busy CPUs are seen, and so is their end.
+// TestCPU checks, with a threshold above the load of the rest of the machine,
+// that busy CPUs make the signal active, and that it becomes quiet when they
+// stop.
 func TestCPU(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -93,7 +95,7 @@ func TestCPU(t *testing.T) {
 	}
 }
 
-// TestDisk checks both verdicts with a threshold above the writes of others.
+// TestDisk does the same for disk writes.
 func TestDisk(t *testing.T) {
 	t.Parallel()
 	dir := realDisk(t)
@@ -109,7 +111,7 @@ func TestDisk(t *testing.T) {
 	m.becomes("disk", idle.Quiet)
 }
 
-// realDisk returns a directory on a disk, not in memory.
+// realDisk returns a directory on a disk rather than in memory.
 func realDisk(t *testing.T) string {
 	t.Helper()
 	const tmpfs = 0x01021994
@@ -129,8 +131,8 @@ func realDisk(t *testing.T) string {
 	return ""
 }
 
-// TestNetwork sends over a veth pair to another network namespace. Loopback
-// traffic does not count.
+// TestNetwork checks that traffic over a veth pair to another network namespace
+// counts, and that loopback traffic does not.
 func TestNetwork(t *testing.T) {
 	t.Parallel()
 	m, peer := newMachine(t), newMachine(t)
@@ -139,7 +141,7 @@ func TestNetwork(t *testing.T) {
 		t.Errorf("a machine with loopback alone: %+v", r)
 	}
 	for _, x := range []*machine{m, peer} {
-		// IPv6 neighbor discovery would be additional traffic.
+		// Without IPv6, because its neighbor discovery would add traffic.
 		x.sh("for f in all default; do [ ! -e /proc/sys/net/ipv6 ] || echo 1 > /proc/sys/net/ipv6/conf/$f/disable_ipv6; done")
 	}
 	link := exec.Command("nsenter", "-t", fmt.Sprint(m.pid), "-n", "ip", "link", "add", "uplink", "type", "veth", "peer", "name", "far", "netns", fmt.Sprint(peer.pid))

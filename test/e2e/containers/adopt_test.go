@@ -9,8 +9,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// unlabelled runs a server that no label puts under lull's control, and returns its
-// address.
+// unlabelled runs a server without labels that ask for lull's control, and
+// returns its address.
 func (k dock) unlabelled(name string, more ...string) string {
 	k.d.T.Helper()
 	at := daemontest.Addr(k.d.T)
@@ -19,7 +19,7 @@ func (k dock) unlabelled(name string, more ...string) string {
 	return at
 }
 
-// TestAdoptContainer adopts containers without labels, and releases them.
+// TestAdoptContainer adopts and releases containers without labels.
 func TestAdoptContainer(t *testing.T) {
 	k := newDock(t)
 	adopt := func(q hostctl.Adopt) hostctl.Instance {
@@ -52,7 +52,7 @@ func TestAdoptContainer(t *testing.T) {
 	k.answers(at)
 	k.d.Await("web", "running")
 
-	// It stays adopted when it ends, and when it is created again.
+	// It stays adopted when it ends and is created again.
 	id := k.d.Show("web").ID
 	k.Must("stop", "-t", "0", "web")
 	k.d.Await("web", "stopped")
@@ -62,8 +62,8 @@ func TestAdoptContainer(t *testing.T) {
 		t.Errorf("created again, it is %s, paused after %v s", o.ID, o.PauseAfter)
 	}
 
-	// So is a container of a Compose project, whatever it is called meanwhile, also
-	// while lull is away.
+	// A container of a Compose project stays adopted too, even if its name
+	// changes while lull is not running.
 	compose := []string{"--label", "com.docker.compose.project=shop", "--label", "com.docker.compose.service=db", "--label", "com.docker.compose.container-number=1", "--label", "com.docker.compose.oneoff=False"}
 	k.unlabelled("shop-db-1", compose...)
 	id = adopt(hostctl.Adopt{Container: "shop-db-1", Name: "db"}).ID
@@ -87,7 +87,7 @@ func TestAdoptContainer(t *testing.T) {
 	k.d.Boot()
 	k.known("db")
 
-	// Released, it runs on and is not adopted again.
+	// After the release it runs and is not adopted again.
 	k.pause("web")
 	if err := k.d.ReleaseAdopted(t.Context(), "web"); err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestAdoptContainer(t *testing.T) {
 		t.Errorf("%s is adopted again", o.Name)
 	}
 
-	// A stopped container is adopted as it is.
+	// A stopped container can be adopted, and stays stopped.
 	k.Must("stop", "-t", "0", "web")
 	if o := adopt(hostctl.Adopt{Container: "web"}); o.State != "stopped" || !strings.HasPrefix(k.status("web"), "exited") {
 		t.Errorf("%s is %s", o.Name, o.State)

@@ -19,9 +19,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestLimits checks that the kernel enforces the configured limits, and that a
-// process killed for lack of memory is reported even if the program survived
-// and printed something else.
+// TestLimits checks that the kernel enforces the configured limits, and that the
+// reason of an exit mentions a process that was killed for lack of memory, even
+// if the program survived that and printed something else.
 func TestLimits(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -58,7 +58,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// firstOf returns the PID of a container's first process on this machine.
+// firstOf returns the PID on this machine of a container's first process.
 func firstOf(d *daemontest.Host, name string) int {
 	d.T.Helper()
 	b, err := os.ReadFile(filepath.Join(d.Dir, "data/containers/box", d.Show(name).ID, "pid"))
@@ -72,8 +72,8 @@ func firstOf(d *daemontest.Host, name string) int {
 	return pid
 }
 
-// inGroups reads a file of every control group of a process for a controller. A
-// limit may be on the instance's group, above the container's.
+// inGroups reads a file of every control group of a process that belongs to a
+// controller. A limit may be set on the instance's group, above the container's.
 func inGroups(t *testing.T, pid int, controller, file string) (all []string) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
@@ -93,8 +93,8 @@ func inGroups(t *testing.T, pid int, controller, file string) (all []string) {
 }
 
 // TestWorkspace checks that a shared directory has the same files and owners on
-// both sides, that read-only covers everything mounted in it, and that removing
-// the container removes none of it.
+// both sides, that read-only applies to everything mounted in it, and that
+// removing the container does not remove its files.
 func TestWorkspace(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -136,7 +136,7 @@ func TestWorkspace(t *testing.T) {
 		t.Errorf("read only: %q", said)
 	}
 
-	// A link in the image that leads out of it is resolved inside it.
+	// A link in the image that points out of it must be resolved inside it.
 	errtest.None(t, os.Symlink("/etc/../../../../../../outside", filepath.Join(root, "way")))
 	w := box("ways", root, script("cat /outside/ours")...)
 	w.Workspace = dir + ":/way"
@@ -230,8 +230,8 @@ func TestLayer(t *testing.T) {
 	}
 }
 
-// TestStops checks that a container is asked to exit with its image's stop
-// signal, asleep or awake, and killed if it does not.
+// TestStops checks that a container, asleep or awake, gets its image's stop
+// signal, and is killed if it does not exit.
 func TestStops(t *testing.T) {
 	d := host(t)
 	stop := func(name string) hostctl.Instance {
@@ -249,7 +249,7 @@ func TestStops(t *testing.T) {
 			daemontest.Wait(t, "it has set its traps", func() (bool, string) { said := d.Said(name); return strings.Contains(said, "up\n"), said })
 		}
 		up()
-		if n == 1 { // frozen, by a daemon that did not start it
+		if n == 1 { // frozen, and the present daemon did not start it
 			errtest.None(t, d.Force(name))
 			d.Await(name, "paused")
 			d.Kill()
@@ -275,9 +275,9 @@ func TestStops(t *testing.T) {
 	refuses(d, box("none", daemontest.Image(t), "/bin/no-such-program"), "no-such-program")
 }
 
-// TestApart checks that a container sees no other container and nothing of this
-// machine except its network, and lacks the capabilities that containers have
-// escaped with.
+// TestApart checks that a container sees no other container and, apart from the
+// network, nothing of this machine, and that it lacks the capabilities with which
+// containers have escaped.
 func TestApart(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -321,8 +321,8 @@ func TestApart(t *testing.T) {
 	}
 }
 
-// TestNetwork checks that a container has this machine's network, loopback
-// included, and that a request for another one is refused with that reason.
+// TestNetwork checks that a container uses this machine's network, including
+// loopback, and that a request for another one is refused with that reason.
 func TestNetwork(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -353,8 +353,8 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// TestRungs checks that a container goes as deep as documented and refuses
-// deeper states.
+// TestRungs checks that a container reaches the states that are documented for
+// it, and refuses deeper ones.
 func TestRungs(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -389,8 +389,8 @@ func TestRungs(t *testing.T) {
 	}
 }
 
-// TestSocketInside checks that a program in a container reports for itself over
-// LULL_SOCKET, under any user and after a daemon restart.
+// TestSocketInside checks that a program in a container can use LULL_SOCKET as
+// any user, and after a restart of the daemon.
 func TestSocketInside(t *testing.T) {
 	d := host(t)
 	at := daemontest.Addr(t)
@@ -401,7 +401,7 @@ func TestSocketInside(t *testing.T) {
 	for n := range 2 {
 		if n > 0 {
 			d.Kill()
-			c, err := net.DialTimeout("tcp", published, daemontest.WaitLimit) // it waits for the next daemon
+			c, err := net.DialTimeout("tcp", published, daemontest.WaitLimit) // waits for the next daemon
 			if err != nil {
 				t.Fatalf("a client of the published port without a daemon: %v", err)
 			}

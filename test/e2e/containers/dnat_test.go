@@ -23,7 +23,7 @@ func ip(t *testing.T, args ...string) {
 	}
 }
 
-// machine is a network namespace that stands for a machine.
+// machine is a network namespace that acts as a machine.
 type machine struct{ name string }
 
 func newMachine(t *testing.T, name string) machine {
@@ -37,7 +37,7 @@ func newMachine(t *testing.T, name string) machine {
 
 func (m machine) path() string { return "/run/netns/" + m.name }
 
-// do runs f with the network of m.
+// do runs f on a thread in the network namespace of m.
 func (m machine) do(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -55,10 +55,11 @@ func (m machine) do(f func() error) error {
 	return <-done
 }
 
-// TestStoppedContainerFromElsewhere: Docker publishes a port on every address, by
-// docker-proxy and by address translation. Clients on another machine, on this one
-// and in another container all wait while the container is stopped, and are answered
-// by it. Nothing stays in the firewall.
+// TestStoppedContainerFromElsewhere checks clients of a port that Docker
+// publishes on every address, by docker-proxy and by address translation. Clients
+// on another machine, on this one and in another container must all wait while
+// the container is stopped, and then be answered by it. No rule may remain in the
+// firewall.
 func TestStoppedContainerFromElsewhere(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
@@ -121,7 +122,7 @@ func TestStoppedContainerFromElsewhere(t *testing.T) {
 			}
 		}
 		k.d.Await("web", "running")
-		for who, ask := range clients { // one after another, straight through Docker
+		for who, ask := range clients { // one after the other, without lull in between
 			if err := ask(); err != nil {
 				t.Errorf("round %d, running: %s: %v", n+1, who, err)
 			}

@@ -17,7 +17,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// dock is a Docker daemon with a lull that manages its containers.
+// dock is a Docker daemon and a lull that manages its containers.
 type dock struct {
 	*daemontest.Dockerd
 	d *daemontest.Host
@@ -29,8 +29,8 @@ func newDock(t *testing.T) dock {
 	return dock{k, host(t, "--docker="+k.Socket())}
 }
 
-// serve runs a labeled server that lull pauses on request only. It returns the
-// server's address once it answers.
+// serve runs a labeled server that lull pauses only on request. It returns the
+// server's address once the server answers.
 func (k dock) serve(name string, more ...string) string {
 	k.d.T.Helper()
 	at := daemontest.Addr(k.d.T)
@@ -52,8 +52,8 @@ func (k dock) known(name string) (o hostctl.Instance) {
 	return o
 }
 
-// answers waits for a server. Docker forwards to a port before the program
-// listens there.
+// answers waits until a server answers. Docker accepts connections before the
+// program listens.
 func (k dock) answers(at string) {
 	k.d.T.Helper()
 	daemontest.Wait(k.d.T, at+" answers", func() (bool, string) {
@@ -64,7 +64,7 @@ func (k dock) answers(at string) {
 	})
 }
 
-// pause lets lull pause a container.
+// pause makes lull pause a container.
 func (k dock) pause(name string) {
 	k.d.T.Helper()
 	if err := k.d.Force(name); err != nil {
@@ -83,7 +83,7 @@ func (k dock) is(name, want string) {
 	daemontest.Wait(k.d.T, "docker says that "+name+" is "+want, func() (bool, string) { got := k.status(name); return got == want, got })
 }
 
-// forgotten waits until lull no longer knows a name.
+// forgotten waits until lull has no instance of a name.
 func (k dock) forgotten(name string) {
 	k.d.T.Helper()
 	daemontest.Wait(k.d.T, name+" is forgotten", func() (bool, string) {
@@ -92,10 +92,9 @@ func (k dock) forgotten(name string) {
 	})
 }
 
-// TestLatePause checks the case that Docker hangs while lull pauses containers,
-// so that lull gives up, and Docker carries out the requests when it runs
-// again. The containers run then, and their clients are answered. A user's
-// pause remains.
+// TestLatePause makes Docker hang while lull pauses containers, so that lull
+// gives up and Docker executes the requests later. The containers must run again
+// then, and their clients must be answered. A user's pause must remain.
 func TestLatePause(t *testing.T) {
 	k := newDock(t)
 	at := map[string]string{}
@@ -128,14 +127,14 @@ func TestLatePause(t *testing.T) {
 		}
 		done()
 	}
-	k.pause("one") // answered, so nothing is expected anymore
+	k.pause("one") // answered, so no late effect is expected
 	k.answers(at["one"])
 	k.Must("pause", "one")
 	k.d.Await("one", "paused")
 }
 
-// TestNobodyIsLeftPaused checks that containers paused by lull run again once
-// lull has ended in any way, and that those paused by a user stay paused.
+// TestNobodyIsLeftPaused checks that containers that lull paused run again
+// however lull ends, and that containers that a user paused stay paused.
 func TestNobodyIsLeftPaused(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("web")
@@ -158,8 +157,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 		t.Errorf("it was paused by %s", o.LastPausedBy)
 	}
 
-	// A daemon that restarts at once continues from the earlier state: it still
-	// owns the pause.
+	// A daemon that restarts at once keeps the instance paused.
 	k.pause("web")
 	k.d.Kill()
 	k.d.Boot()
@@ -168,7 +166,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 	}
 	k.d.Await("web", "running")
 
-	// Docker is away when lull ends.
+	// Docker is unavailable when lull ends.
 	k.pause("web")
 	k.Stop()
 	k.d.Kill()
@@ -189,8 +187,8 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 	k.known("mine")
 }
 
-// TestDockerUses checks that every docker command works on a container that
-// lull has paused, and that lull follows.
+// TestDockerUses checks that every docker command works on a container that lull
+// has paused, and that lull follows the change.
 func TestDockerUses(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("web")
@@ -218,8 +216,8 @@ func TestDockerUses(t *testing.T) {
 	k.known("web")
 	k.answers(at)
 
-	// Docker may rename a container. It stays the same instance, under the new
-	// name, and the next container with the old name is another instance.
+	// A renamed container must remain the same instance under its new name, and
+	// the next container with the old name must be another instance.
 	id := k.d.Show("web").ID
 	k.pause("web")
 	k.Must("rename", "web", "old")
@@ -249,8 +247,9 @@ func TestDockerUses(t *testing.T) {
 	}
 }
 
-// TestWhileAway checks that lull catches up with changes made while it did not
-// run: a removed container leaves nothing, and its name goes to the next one.
+// TestWhileAway checks that lull notices changes made while it was not running: a
+// removed container leaves nothing behind, and its name can be used by another
+// one.
 func TestWhileAway(t *testing.T) {
 	k := newDock(t)
 	k.serve("web")
@@ -281,9 +280,9 @@ func TestWhileAway(t *testing.T) {
 
 const untilTerm = `trap "exit 0" TERM; while :; do sleep 0.1; done`
 
-// TestLabels checks that an invalid label is reported with its container, in
-// the log and in the status, until the container is gone, and that the
-// container is left alone.
+// TestLabels checks that an invalid label is reported with the container's name,
+// in the log and in the status, until the container is removed, and that lull
+// does not touch the container.
 func TestLabels(t *testing.T) {
 	k := newDock(t)
 	for _, c := range []struct{ name, label, want string }{
@@ -316,22 +315,23 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// named returns the spec of an instance for the container with a name.
+// named returns the spec of an instance for the container with that name.
 func named(name, container string) instance.Spec {
 	s := box(name, container)
 	s.Runtime = "docker"
 	return s
 }
 
-// TestOneOwner checks that a container has one instance, and that a name that
-// is taken keeps no container from being managed.
+// TestOneOwner checks that a container never has two instances, and that a
+// container is managed even if its name is already taken by another instance.
 func TestOneOwner(t *testing.T) {
 	k := newDock(t)
 	k.serve("web")
 	refuses(k.d, named("second", "web"), "web", "already")
 	k.known("web")
 
-	// By name, before the container exists: it is found when it appears.
+	// An instance may name a container that does not exist yet; it is found when
+	// it appears.
 	errtest.Get(k.d.Create(t.Context(), hostctl.Create{Spec: named("later", "cron")}))(t)
 	k.Must("run", "-d", "--name", "cron", "box:1", "sh", "-c", untilTerm)
 	k.known("later")
@@ -343,8 +343,8 @@ func TestOneOwner(t *testing.T) {
 	k.known("later")
 }
 
-// TestPublished checks that ports published by Docker, on one address or on
-// all, reach a paused container.
+// TestPublished checks that clients of a port that Docker publishes, on one
+// address or on all, reach a paused container.
 func TestPublished(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("local")
@@ -365,20 +365,20 @@ func TestPublished(t *testing.T) {
 }
 
 // TestHealthCheck checks that Docker's own health check does not count as
-// activity, unless another container shares the network and may have made the
+// activity, unless another container shares the network and may have sent the
 // request.
 func TestHealthCheck(t *testing.T) {
 	k := newDock(t)
 	checked := func(name, pause string, more ...string) {
 		t.Helper()
 		args := []string{"run", "-d", "--name", name, "--label", "lull.pause-after=" + pause,
-			"--label", "lull.idle-policy=leases_only", // its CPU usage is not under test
+			"--label", "lull.idle-policy=leases_only", // ignore its CPU usage here
 			"--health-cmd", "echo hello | nc 127.0.0.1 8080", "--health-interval", "500ms"}
 		k.Must(append(append(args, more...), "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
 	}
 	checked("alone", "2s")
 	daemontest.Wait(t, "it is paused", func() (bool, string) {
-		o, err := k.d.Get(t.Context(), "alone") // it may not be known yet
+		o, err := k.d.Get(t.Context(), "alone") // lull may not have adopted it yet
 		return err == nil && o.LastPausedBy == "idle_timeout", daemontest.Describe(o)
 	})
 	k.Must("rm", "-f", "alone")
@@ -389,8 +389,9 @@ func TestHealthCheck(t *testing.T) {
 	k.d.Until("shared", "its check counts", func(o hostctl.Instance) bool { return o.LastActivityAt.After(began) })
 }
 
-// TestHealthCheckCPU: the CPU time of Docker's health checks does not hold a
-// container, and does not hide what its program does meanwhile.
+// TestHealthCheckCPU checks that the CPU time of Docker's health checks does not
+// keep a container running, and does not hide the CPU time that its program uses
+// meanwhile.
 func TestHealthCheckCPU(t *testing.T) {
 	k := newDock(t)
 	checked := func(name, program string) {
@@ -411,11 +412,11 @@ func TestHealthCheckCPU(t *testing.T) {
 	}
 }
 
-// established is a connection to port 8080 in /proc/PID/net/tcp6.
+// established matches a connection to port 8080 in /proc/PID/net/tcp6.
 var established = regexp.MustCompile(`:1F90 [0-9A-F]+:[0-9A-F]{4} 01 `)
 
-// TestDockerPause checks that a container paused by a user with docker stays
-// paused, whichever client connects, until the user resumes it.
+// TestDockerPause checks that a container that a user paused with docker stays
+// paused, whatever clients connect, until the user resumes it.
 func TestDockerPause(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("web")
@@ -432,7 +433,7 @@ func TestDockerPause(t *testing.T) {
 	})
 	k.serve("other")
 	k.pause("other")
-	k.d.Kill() // a later daemon does not wake it either
+	k.d.Kill() // the next daemon does not wake it either
 	k.d.Boot()
 	k.d.Show("other")
 	if o = k.d.Show("web"); o.State != "paused" || o.LastPausedBy != "external" || k.status("web") != "paused" {
@@ -444,7 +445,7 @@ func TestDockerPause(t *testing.T) {
 	}
 	k.known("web")
 
-	// One that lull paused is the user's to resume.
+	// A user can resume a container that lull has paused.
 	k.pause("web")
 	k.Must("unpause", "web")
 	if o := k.known("web"); o.LastResumedBy != "external" {
@@ -455,9 +456,9 @@ func TestDockerPause(t *testing.T) {
 	k.d.Await("web", "stopped")
 }
 
-// TestDockerExec: a command that a user runs with docker exec holds its container
-// while it runs. Docker itself refuses one for a paused container, without an event
-// that lull could wake it for; lull's own exec wakes it.
+// TestDockerExec checks that a command that a user runs with docker exec keeps
+// its container running. Docker refuses an exec in a paused container without an
+// event by which lull could wake it; lull's own exec wakes it.
 func TestDockerExec(t *testing.T) {
 	k := newDock(t)
 	at := daemontest.Addr(t)
@@ -486,8 +487,8 @@ func TestDockerExec(t *testing.T) {
 	}
 }
 
-// TestDockerFailsOpen: a client of a container that lull has paused is answered
-// although the daemon hangs, or was killed together with the shim.
+// TestDockerFailsOpen checks that clients of a container that lull has paused are
+// answered even if the daemon hangs, or was killed together with the shim.
 func TestDockerFailsOpen(t *testing.T) {
 	k := newDock(t)
 	at := k.serve("web")
@@ -515,7 +516,7 @@ func TestDockerFailsOpen(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		t.Logf("REPORT docker, %s: a client is answered after %s", c.name, time.Since(began).Round(time.Millisecond))
-		k.is("web", "running") // Docker says so shortly after its program runs
+		k.is("web", "running") // Docker reports it shortly after the program runs
 		undo()
 		k.d.Until("web", "its resume is known", func(o hostctl.Instance) bool {
 			return o.State == "running" && o.LastResumedAt != nil && o.LastResumedAt.After(began)

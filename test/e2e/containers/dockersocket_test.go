@@ -23,7 +23,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// behind is a Docker daemon with a lull whose socket is in front of Docker's.
+// behind is a Docker daemon with a lull that serves another socket in front of
+// Docker's. The tests call that socket the front.
 type behind struct {
 	dock
 	front string
@@ -41,7 +42,8 @@ func (k behind) client(args ...string) *exec.Cmd {
 	return exec.CommandContext(k.d.T.Context(), "/usr/bin/docker", append([]string{"-H", "unix://" + k.front}, args...)...)
 }
 
-// does runs a docker command through the front, which must succeed.
+// does runs a docker command through the front and returns its output. The
+// command must succeed.
 func (k behind) does(stdin string, args ...string) string {
 	k.d.T.Helper()
 	c := k.client(args...)
@@ -53,9 +55,9 @@ func (k behind) does(stdin string, args ...string) string {
 	return string(out)
 }
 
-// whilePaused calls do while lull has paused a container, and checks who resumed it
-// then; an empty by means that it must still be paused. If the shim resumed it
-// because the daemon was too slow, do is called again.
+// whilePaused lets lull pause a container, calls do, and checks who resumed the
+// container; by is "" if it must still be paused. If the shim resumed it because
+// the daemon was too slow, whilePaused tries again.
 func (k behind) whilePaused(name, what, by string, do func()) {
 	k.d.T.Helper()
 	for end := time.Now().Add(2 * daemontest.WaitLimit); ; {
@@ -76,7 +78,7 @@ func (k behind) whilePaused(name, what, by string, do func()) {
 	}
 }
 
-// heldBy returns what holds an instance because of a command.
+// heldBy returns the reason for which a command keeps an instance running.
 func heldBy(o hostctl.Instance) string {
 	i := slices.IndexFunc(o.Blocks, func(b idle.Block) bool { return b.Signal == "exec" })
 	if i < 0 {
@@ -85,22 +87,23 @@ func heldBy(o hostctl.Instance) string {
 	return o.Blocks[i].Sentence
 }
 
-// TestDockerSocket: through lull's socket in front of Docker's, what Docker
-// refuses for a paused container wakes one that lull has paused, and holds it
-// for as long as it takes. Nothing else wakes one, and nothing wakes one that a
-// user has paused.
+// TestDockerSocket checks the commands that Docker refuses for a paused
+// container. Through the front they must wake a container that lull has paused,
+// and keep it running as long as they take. No other command may wake a
+// container, and no command one that a user has paused.
 func TestDockerSocket(t *testing.T) {
 	k := newBehind(t)
 	k.serve("web")
 
-	// Docker itself refuses an exec. What only reads wakes nothing.
+	// Docker itself refuses an exec. A command that only reads must not wake the
+	// container.
 	k.whilePaused("web", "docker exec without the front", "", func() { k.Say("exec", "web", "/bin/busybox", "true") })
 	for _, args := range [][]string{{"ps"}, {"inspect", "web"}, {"logs", "web"}, {"top", "web"}, {"port", "web"}, {"stats", "--no-stream", "web"}, {"diff", "web"},
 		{"events", "--since=1s", "--until=0s"}, {"cp", "web:/bin/busybox", filepath.Join(k.d.Dir, "copied")}} {
 		k.whilePaused("web", strings.Join(args, " "), "", func() { k.does("", args...) })
 	}
 
-	// An exec wakes it, and its streams pass.
+	// An exec wakes it and gets its streams.
 	k.whilePaused("web", "docker exec", "manual", func() {
 		if got := k.does("", "exec", "web", "echo", "here"); got != "here\n" {
 			t.Errorf("docker exec says %q", got)
@@ -112,7 +115,7 @@ func TestDockerSocket(t *testing.T) {
 		t.Errorf("cat returns %d bytes, want %d", len(got), len(long))
 	}
 
-	// It is held while the command's stream is open, and not longer.
+	// It is kept running while the command's stream is open, and no longer.
 	k.pause("web")
 	open := k.client("exec", "-i", "web", "cat")
 	stdin, err := open.StdinPipe()
@@ -135,7 +138,7 @@ func TestDockerSocket(t *testing.T) {
 	}
 	free("the command")
 
-	// One that is detached holds it until its own end.
+	// A detached command keeps it running until the command ends.
 	k.pause("web")
 	k.does("", "exec", "-d", "web", "sleep", "77777")
 	k.d.Until("web", "the detached command holds it", func(o hostctl.Instance) bool {
@@ -144,21 +147,21 @@ func TestDockerSocket(t *testing.T) {
 	k.does("", "exec", "web", "/bin/busybox", "killall", "sleep")
 	free("the detached command")
 
-	// One that cannot start, or is never started, does not hold it.
+	// A command that cannot start, or is never started, does not keep it running.
 	k.pause("web")
 	for _, flag := range []string{"-i", "-d"} {
 		if out, err := k.client("exec", flag, "web", "no-such-command").CombinedOutput(); err == nil {
 			t.Errorf("a command that does not exist: %s", out)
 		}
 	}
-	k.Fails("exec", "web", "no-such-command") // nor without the front
+	k.Fails("exec", "web", "no-such-command") // without the front it fails, too
 	made := k.asks("POST", "/containers/web/exec", `{"Cmd":["true"]}`)
 	if made != http.StatusCreated {
 		t.Errorf("a command is made: %d", made)
 	}
 	free("commands that did not start")
 
-	// What Docker refuses besides.
+	// Other commands that Docker refuses for a paused container.
 	for _, c := range []struct {
 		method, path string
 		want         int
@@ -174,7 +177,7 @@ func TestDockerSocket(t *testing.T) {
 		free(c.path)
 	}
 
-	// A pause by a user stays, even if lull had paused the container before.
+	// A user's pause remains, even if lull had paused the container before.
 	k.pause("web")
 	k.does("", "pause", "web")
 	k.d.Until("web", "a user has paused it", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })
@@ -187,7 +190,8 @@ func TestDockerSocket(t *testing.T) {
 	k.does("", "unpause", "web")
 	k.known("web")
 
-	// All other uses pass: uploads, runs with streams, waits and followed logs.
+	// All other commands pass: uploads, runs with streams, waits and followed
+	// logs.
 	tar, err := os.ReadFile(filepath.Join(filepath.Dir(k.front), "root.tar"))
 	errtest.None(t, err)
 	k.does(string(tar), "import", "-", "box:2")
@@ -203,7 +207,7 @@ func TestDockerSocket(t *testing.T) {
 	for _, c := range []*exec.Cmd{logs, wait} {
 		errtest.None(t, c.Start())
 	}
-	k.does("", "exec", "ends", "sh", "-c", ": >/end") // one that lull does not know
+	k.does("", "exec", "ends", "sh", "-c", ": >/end") // lull does not manage this one
 	for _, c := range []*exec.Cmd{logs, wait} {
 		if err := c.Wait(); err != nil {
 			t.Errorf("docker %s: %v", c.Args[3:], err)
@@ -213,7 +217,7 @@ func TestDockerSocket(t *testing.T) {
 		t.Errorf("docker logs -f says %q, docker wait %q", followed.String(), code.String())
 	}
 
-	// Whichever daemon restarts, the front works again.
+	// After a restart of either daemon the front works again.
 	k.pause("web")
 	k.d.Kill()
 	k.is("web", "running")
@@ -239,8 +243,8 @@ func (k behind) asks(method, path, body string) int {
 	return requests(k.d.T, k.front, method, path, body)
 }
 
-// requests makes a request that may become a stream, which it leaves, and returns
-// the status.
+// requests sends a request whose answer may become a stream, closes it, and
+// returns the status.
 func requests(t *testing.T, socket, method, path, body string) int {
 	t.Helper()
 	c := http.Client{Timeout: daemontest.WaitLimit, Transport: &http.Transport{DisableKeepAlives: true,
@@ -263,9 +267,9 @@ func requests(t *testing.T, socket, method, path, body string) int {
 	return res.StatusCode
 }
 
-// TestDockerSocketOwner: the front is open to those who may use Docker's own
-// socket, and to no others, from its first instant. It takes the place of a
-// socket that nothing serves, and of nothing else.
+// TestDockerSocketOwner checks that the front can be used by those who may use
+// Docker's own socket and by no others, from the moment it exists. It may replace
+// a socket that no process serves, and nothing else.
 func TestDockerSocketOwner(t *testing.T) {
 	k := newBehind(t)
 	owner := func(path string) string {
@@ -295,12 +299,12 @@ func TestDockerSocketOwner(t *testing.T) {
 	} {
 		errtest.None(t, os.Chown(k.Socket(), c.uid, c.gid))
 		errtest.None(t, os.Chmod(k.Socket(), c.mode))
-		k.d.Kill() // its socket remains
+		k.d.Kill() // leaves its socket file behind
 		k.d.Boot()
 		daemontest.Wait(t, "the front is "+c.want, func() (bool, string) { got := owner(k.front); return got == c.want, got })
 	}
 
-	// Until lull reaches Docker, only root may use it.
+	// Until lull reaches Docker, only root may use the front.
 	errtest.None(t, os.Chown(k.Socket(), 0, 4242))
 	k.d.Kill()
 	k.Stop()

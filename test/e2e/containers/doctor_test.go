@@ -51,7 +51,7 @@ func findings(t *testing.T, cmd *exec.Cmd) map[string]finding {
 	cmd.Stderr = &said
 	out, err := cmd.Output()
 	var exit *exec.ExitError
-	if err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 1) { // exit status 1 means that something is missing
+	if err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 1) { // exit code 1 means that something is missing
 		t.Fatalf("%v: %v: %s", cmd.Args, err, said.String())
 	}
 	var l []finding
@@ -65,7 +65,8 @@ func findings(t *testing.T, cmd *exec.Cmd) map[string]finding {
 	return all
 }
 
-// programs copies lull and its companion programs, except one.
+// programs copies lull and its companion programs, except one, to a new
+// directory.
 func programs(t *testing.T, but string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -84,9 +85,9 @@ func programs(t *testing.T, but string) (dir string) {
 	return dir
 }
 
-// TestDoctor checks that each program a runtime needs is reported when it is
-// missing, with the command that installs it, and that no other finding
-// changes.
+// TestDoctor checks that each program that a runtime needs is reported when it is
+// missing, with the command that installs it, and that all other findings are
+// unchanged.
 func TestDoctor(t *testing.T) {
 	daemontest.NeedRunc(t)
 	daemontest.Build(t)
@@ -124,7 +125,7 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("a dynamic %s: %+v", program, got[what])
 		}
 	}
-	if f := whole["microvm: guest kernel"]; !f.OK { // this machine may have one
+	if f := whole["microvm: guest kernel"]; !f.OK { // this machine may have a kernel
 		wants("a guest kernel", f.What, "lull guest-kernel", true, whole)
 	}
 	if _, err := os.Stat("/usr/sbin/dockerd"); err == nil { // installed, but not running
@@ -140,8 +141,8 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// TestWithout checks that a runtime whose program is missing says so, with a
-// next step, and that the other runtimes work.
+// TestWithout checks that a runtime whose program is missing says so and names
+// the next step, and that the other runtimes work.
 func TestWithout(t *testing.T) {
 	daemontest.NeedRunc(t)
 	d := daemontest.Start(t, daemontest.Config{UID: 65534, GID: 65534})
@@ -149,7 +150,7 @@ func TestWithout(t *testing.T) {
 	s := box("docker", "web", "true")
 	s.Runtime = "docker"
 	refuses(d, s, "docker")
-	// Root has what that daemon lacked, so restarting it would help.
+	// root now has what the daemon lacked, so a restart of the daemon helps.
 	cmd := exec.Command(daemontest.Program("lull"), "doctor", "--json")
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=/", "LULL_HOST=unix://" + d.Dir + "/host.sock"}, "/"
 	all := findings(t, cmd)
@@ -166,8 +167,8 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// TestKernelThatComesLater checks that lull guest-kernel stores a kernel where
-// the running host looks for it, and that the host uses it without a restart.
+// TestKernelThatComesLater checks that lull guest-kernel stores a kernel where a
+// running host finds it, and that the host uses it without a restart.
 func TestKernelThatComesLater(t *testing.T) {
 	d := daemontest.Start(t, daemontest.Config{})
 	lacks := func() string {
@@ -175,7 +176,7 @@ func TestKernelThatComesLater(t *testing.T) {
 		errtest.None(t, err)
 		return st.Missing["microvm"]
 	}
-	if own, err := filepath.Glob("/boot/vmlinuz-*"); err == nil && len(own) == 0 { // this machine may have one
+	if own, err := filepath.Glob("/boot/vmlinuz-*"); err == nil && len(own) == 0 { // this machine may have a kernel
 		if got := lacks(); !strings.Contains(got, "guest kernel") {
 			t.Errorf("without a kernel: %q", got)
 		}
@@ -183,7 +184,8 @@ func TestKernelThatComesLater(t *testing.T) {
 		s.Runtime = "microvm"
 		refuses(d, s, "guest kernel")
 	}
-	// The command keeps a kernel that is there: this one saves a download.
+	// The command does not replace an existing kernel, so putting one there saves
+	// a download.
 	dir := d.Dir + "/data/guest-kernel"
 	builtin := "virtio_ring.ko\nvirtio.ko\nvirtio_pci.ko\nfailover.ko\nnet_failover.ko\nvirtio_net.ko\nvirtio_console.ko\nvirtio_blk.ko\noverlay.ko\n"
 	for file, text := range map[string]string{"boot/vmlinuz-1.0": "kernel", "lib/modules/1.0/modules.builtin": builtin} {

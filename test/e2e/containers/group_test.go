@@ -8,7 +8,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// ofProject are the labels of a container of a Compose project.
+// ofProject returns the labels of a container of a Compose project.
 func ofProject(project, service, dependsOn string) []string {
 	var args []string
 	for _, l := range []string{"project=" + project, "service=" + service, "container-number=1", "oneoff=False", "depends_on=" + dependsOn} {
@@ -17,9 +17,10 @@ func ofProject(project, service, dependsOn string) []string {
 	return args
 }
 
-// TestDockerGroup: containers of a Compose project sleep together although one has
-// an idle connection to another, and a client of one wakes all, those that it
-// depends on first. A connection from a container of another project holds.
+// TestDockerGroup checks that the containers of a Compose project sleep together
+// although one has an idle connection to another, and that a client of one wakes
+// all, dependencies first. A connection from a container of another project must
+// keep them awake.
 func TestDockerGroup(t *testing.T) {
 	k := newDock(t)
 	at := daemontest.Addr(t)
@@ -56,7 +57,7 @@ func TestDockerGroup(t *testing.T) {
 	k.d.Until("shop-db-1", "it was woken for web", func(o hostctl.Instance) bool { return o.WakeCount > db.WakeCount })
 	both("paused")
 
-	// A client elsewhere.
+	// A container of another project as a client.
 	run("other", talks("shop-db-1")+"exec sleep 100000", "--label", "lull.pause-after=0")
 	k.d.Until("shop-db-1", "its client holds it", func(o hostctl.Instance) bool { return o.State == "running" && o.Connections == 1 })
 	k.d.Until("shop-web-1", "db holds it", func(o hostctl.Instance) bool {

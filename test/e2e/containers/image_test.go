@@ -30,7 +30,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// says is the run configuration of an image.
+// says is an image's run configuration.
 type says struct {
 	entrypoint, cmd, env []string
 	dir, user, stop      string
@@ -78,8 +78,8 @@ func packed(t *testing.T, dir string) []byte {
 	return b.Bytes()
 }
 
-// entries returns a tar of the given headers, with a body for each that has a
-// size.
+// entries returns a tar with the given headers. An entry with a size gets a body
+// of that size.
 func entries(t *testing.T, hs ...*tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -121,7 +121,7 @@ func image(t *testing.T, c says, layers ...[]byte) v1.Image {
 	return img
 }
 
-// saved returns a docker-save archive with the tests' programs.
+// saved returns the path of a docker-save archive with the tests' programs.
 func saved(t *testing.T, c says) string {
 	t.Helper()
 	return save(t, image(t, c, packed(t, daemontest.Image(t))))
@@ -136,7 +136,7 @@ func save(t *testing.T, img v1.Image) string {
 	return at
 }
 
-// layoutOf writes an OCI layout, as a directory and as a tar.
+// layoutOf writes an OCI layout of img, as a directory and as a tar.
 func layoutOf(t *testing.T, img v1.Image) (dir, file string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "layout")
@@ -171,9 +171,8 @@ func pushed(t *testing.T, img v1.Image) (string, *httptest.Server) {
 	return ref.String(), srv
 }
 
-// TestImageSays checks, for every kind of source, that an image's command,
-// environment, directory and user apply where the user sets none, and the
-// user's where they do.
+// TestImageSays checks, for every kind of source, that the image's command,
+// environment, directory and user apply unless the user sets them.
 func TestImageSays(t *testing.T) {
 	d := host(t)
 	root := daemontest.Image(t)
@@ -198,12 +197,12 @@ func TestImageSays(t *testing.T) {
 			t.Errorf("%s: with one's own it says %q: %s", src, said, o.StatusReason)
 		}
 	}
-	srv.Close() // a stored image needs no registry
+	srv.Close() // the image is stored, so the registry is not needed
 	if said, o := ends(d, box("again", ref)); said != own {
 		t.Errorf("without its registry: %q, %s", said, o.StatusReason)
 	}
 
-	// A tree or a tar of one has no configuration, so a command is needed.
+	// A directory or tar without configuration requires a command.
 	tree := filepath.Join(t.TempDir(), "root.tar")
 	errtest.None(t, os.WriteFile(tree, packed(t, root), 0o600))
 	for n, src := range []string{root, tree} {
@@ -220,8 +219,8 @@ func TestImageSays(t *testing.T) {
 	}
 }
 
-// TestHostileImages checks that an invalid image is refused with its fault and
-// leaves nothing behind, and that paths that seem to escape stay inside.
+// TestHostileImages checks that an invalid image is refused with the reason and
+// leaves nothing behind, and that paths that seem to leave the image stay inside.
 func TestHostileImages(t *testing.T) {
 	d := host(t)
 	root := packed(t, daemontest.Image(t))
@@ -252,8 +251,8 @@ func TestHostileImages(t *testing.T) {
 		}
 	}
 
-	// Links that a later layer writes through, duplicate entries and whiteouts
-	// take effect inside the image only.
+	// Links through which a later layer writes, duplicate entries and whiteouts
+	// must affect the image only.
 	img := image(t, says{cmd: script("cat /etc/twice /tmp/f; test -e /etc/gone && echo there; test -L /way && echo link")}, root,
 		entries(t, &tar.Header{Name: "etc/twice", Size: 1}, &tar.Header{Name: "etc/twice", Size: 2}, &tar.Header{Name: "etc/gone", Size: 1}, link("way", "/../../../../tmp", tar.TypeSymlink)),
 		entries(t, &tar.Header{Name: "etc/.wh.gone"}, &tar.Header{Name: "way/f", Size: 4}))
@@ -263,7 +262,7 @@ func TestHostileImages(t *testing.T) {
 	holds(t, outside, "mine", 0)
 }
 
-// TestWrongImages checks that a truncated, modified or foreign file is refused.
+// TestWrongImages checks that a truncated, modified or unrelated file is refused.
 func TestWrongImages(t *testing.T) {
 	d := host(t)
 	good := image(t, says{cmd: []string{"true"}}, packed(t, daemontest.Image(t)))
@@ -300,15 +299,15 @@ func TestWrongImages(t *testing.T) {
 	refuses(d, box("junk", junk, "true"), "cannot use image", junk)
 	refuses(d, box("none", junk+"-none", "true"), "cannot use image", "no such file")
 	refuses(d, box("rel", "No/Reference", "true"), "cannot use image")
-	// The machine's own root would contain the container's writes.
+	// With / as the image, the container's writes would end up in its own image.
 	refuses(d, box("all", "/", "true"), "cannot use / as an image", "data directory")
 	if l, err := d.Images(t.Context()); err != nil || len(l) != 0 {
 		t.Errorf("images: %+v, %v", l, err)
 	}
 }
 
-// TestImageInUse checks that an image stays while a container uses it, stopped
-// or not.
+// TestImageInUse checks that an image cannot be removed while a container uses
+// it, even a stopped one.
 func TestImageInUse(t *testing.T) {
 	d := host(t)
 	s := box("uses", saved(t, says{cmd: script("exit 0")}))
@@ -331,7 +330,7 @@ func TestImageInUse(t *testing.T) {
 }
 
 // TestSilentRegistry checks that a container that waits for an unresponsive
-// registry can be stopped and removed, even after the client has disconnected.
+// registry can be stopped and removed, even after its client has disconnected.
 func TestSilentRegistry(t *testing.T) {
 	d := host(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

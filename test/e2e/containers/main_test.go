@@ -28,8 +28,9 @@ func host(t *testing.T, args ...string) *daemontest.Host {
 	return daemontest.Start(t, daemontest.Config{Args: append([]string{"--probe", "200ms"}, args...)})
 }
 
-// box returns a container that never pauses and is not restarted. Most programs
-// in these tests ignore a request to exit.
+// box returns the spec of a container that never pauses and is not restarted. Its
+// stop grace is short, because most programs in these tests ignore a request to
+// exit.
 func box(name, image string, command ...string) instance.Spec {
 	return instance.Spec{Name: name, Runtime: "container", Image: image, Command: command, Restart: instance.RestartNo,
 		PauseAfter: new(idle.Duration), StopAfter: new(idle.Duration), StopGrace: *daemontest.Seconds(200 * time.Millisecond)}
@@ -37,7 +38,8 @@ func box(name, image string, command ...string) instance.Spec {
 
 func script(s string) []string { return []string{"/bin/sh", "-c", s} }
 
-// ends runs a container until it exits, and returns its output.
+// ends runs a container until it exits, and returns its output and its final
+// state.
 func ends(d *daemontest.Host, s instance.Spec) (string, hostctl.Instance) {
 	d.T.Helper()
 	d.Launch(s)
@@ -45,7 +47,7 @@ func ends(d *daemontest.Host, s instance.Spec) (string, hostctl.Instance) {
 	return d.Said(s.Name), o
 }
 
-// inside runs a command in a container.
+// inside runs a shell command in a container.
 func inside(d *daemontest.Host, name, text string) instance.Outcome {
 	d.T.Helper()
 	out, err := d.Exec(d.T.Context(), name, hostctl.ExecRequest{Command: script(text)})
@@ -55,8 +57,8 @@ func inside(d *daemontest.Host, name, text string) instance.Outcome {
 	return out
 }
 
-// refuses expects that an instance cannot be created or started, with words in
-// the reason, and removes its remains.
+// refuses checks that an instance cannot be created or started and that the
+// reason contains words. It then removes what is left.
 func refuses(d *daemontest.Host, s instance.Spec, words ...string) {
 	d.T.Helper()
 	_, err := d.Create(d.T.Context(), hostctl.Create{Spec: s, Start: true})
@@ -76,8 +78,8 @@ func refuses(d *daemontest.Host, s instance.Spec, words ...string) {
 	}
 }
 
-// leftOf returns the files in the data directory that belong to an instance,
-// and those of unfinished images.
+// leftOf returns the files in the data directory that belong to an instance, and
+// those of incomplete images.
 func leftOf(d *daemontest.Host, id string) (left []string) {
 	d.T.Helper()
 	err := filepath.WalkDir(filepath.Join(d.Dir, "data"), func(p string, e os.DirEntry, err error) error {
@@ -92,8 +94,8 @@ func leftOf(d *daemontest.Host, id string) (left []string) {
 	return left
 }
 
-// ask sends a line to a server and returns its answer. Both sides have closed
-// the connection when ask returns, so that its end cancels no later pause.
+// ask sends a line to a server and returns the answer. When it returns, both
+// sides have closed the connection, so that its end cannot cancel a later pause.
 func ask(addr, line string) (string, error) {
 	c, err := net.DialTimeout("tcp", addr, daemontest.WaitLimit)
 	if err != nil {
@@ -117,7 +119,7 @@ func ask(addr, line string) (string, error) {
 	return strings.TrimSuffix(got, "\n"), err
 }
 
-// say sends a line to a server and expects it back.
+// say sends a line to a server and returns an error unless the server echoes it.
 func say(addr, line string) error {
 	got, err := ask(addr, line)
 	if err == nil && got != "echo "+line {

@@ -12,7 +12,7 @@ import (
 	"lull/internal/host/daemontest"
 )
 
-// podmanConf has limits that this process may set, and needs no systemd.
+// podmanConf sets limits that this process may set, and avoids systemd.
 const podmanConf = `[containers]
 default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 [engine]
@@ -21,9 +21,10 @@ events_logger = "file"
 runtime = "runc"
 `
 
-// TestPodman: a container of Podman's, followed through its API for Docker's clients,
-// sleeps paused and stopped, wakes for a client, and stays as its user left it.
-// LULL_PODMAN is the program. Its network is a namespace of the test's own.
+// TestPodman checks that a container of Podman, which lull manages through
+// Podman's Docker API, sleeps paused and stopped, wakes for a client, and stays
+// as its user left it. LULL_PODMAN names the program. The container's network is
+// a namespace made by the test.
 func TestPodman(t *testing.T) {
 	podman := os.Getenv("LULL_PODMAN")
 	if podman == "" {
@@ -54,7 +55,7 @@ func TestPodman(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		_ = command("rm", "-af", "-t", "0").Run()
-		_ = service.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = service.Process.Signal(syscall.SIGTERM) // may have ended already
 		_ = service.Wait()
 		_ = command("unmount", "-a").Run()
 	})

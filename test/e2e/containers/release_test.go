@@ -15,9 +15,9 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// TestReleaseImage loads the image of a release into Docker. It runs as an
-// ordinary user without capabilities on a read-only root file system, serves,
-// exits immediately on SIGTERM, and continues with its volume.
+// TestReleaseImage loads the image of a release into Docker. It checks that the
+// image runs as an ordinary user without capabilities on a read-only root file
+// system, serves, exits immediately on SIGTERM, and continues with its volume.
 // LULL_RELEASE_IMAGE names the tar of a real release.
 func TestReleaseImage(t *testing.T) {
 	k := daemontest.StartDockerd(t)

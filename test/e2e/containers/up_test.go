@@ -10,9 +10,9 @@ import (
 	"lull/internal/host/daemontest"
 )
 
-// TestUpTakesAComposeFile takes a Compose file with what only Docker has, such as a
-// named volume and names of services, through the life of a project. Docker Compose
-// is Debian's.
+// TestUpTakesAComposeFile uses a Compose file with features that only Docker has,
+// such as a named volume and service names, through the life of a project. Docker
+// Compose is Debian's.
 func TestUpTakesAComposeFile(t *testing.T) {
 	_, err := exec.LookPath("docker-compose")
 	if err != nil {
@@ -90,7 +90,7 @@ volumes:
 	if ids := k.Say("ps", "-aq"); ids != "" {
 		t.Errorf("a plan made %s", ids)
 	}
-	t.Setenv("COMPOSE_PROJECT_NAME", "") // not the one of the user who runs the tests
+	t.Setenv("COMPOSE_PROJECT_NAME", "") // ignore that of the user who runs the tests
 	lull(true, "up", "--project", "shop")
 	web := k.d.Show("shop-web")
 	if web.PauseAfter != 3600 || web.StopAfter != 3*3600 || web.Runtime != "docker" || web.State != "running" {
@@ -102,7 +102,8 @@ volumes:
 	k.answers(at)
 	all(steps("--project", "shop"), "unchanged")
 
-	// What sleeps is left asleep, and what a user stopped is started.
+	// A second up leaves a sleeping service asleep, and starts one that a user
+	// stopped.
 	if err := k.d.Force("shop-web"); err != nil {
 		t.Fatal(err)
 	}
@@ -115,8 +116,8 @@ volumes:
 	lull(true, "up", "--project", "shop")
 	k.d.Await("shop-db", "running")
 
-	// A setting changes in place, anything else has Compose create the container
-	// again, which keeps its settings.
+	// A changed setting is applied in place. For any other change, Compose
+	// creates the container again, which keeps its settings.
 	write("2h", "hello")
 	if of := steps("--project", "shop"); of["shop-web"] != "change: pause_after" {
 		t.Errorf("planned %v", of)

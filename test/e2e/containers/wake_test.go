@@ -13,10 +13,10 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// TestWakeFromStopped: a connection starts a container that lull stopped. On the
-// relay, clients that come before, during and after the stop and the next start
-// are all answered. On the direct path the container itself listens; then it is
-// woken too, or its status says why it is not.
+// TestWakeFromStopped checks that a connection starts a container that lull
+// stopped. On the relay, clients that connect before, during and after the stop
+// and the next start must all be answered. On the direct path the container
+// itself listens; it must be woken too, or its status must say why it is not.
 //
 // LULL_CONTAINER_STARTS is the number of starts.
 func TestWakeFromStopped(t *testing.T) {

@@ -25,7 +25,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// oneFile returns a lull that contains its helpers, if there is one.
+// oneFile returns the path of a lull that contains its helpers, or skips the test
+// if there is none.
 func oneFile(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("LULL_BIN_DIR"); dir != "" {
@@ -34,22 +35,22 @@ func oneFile(t *testing.T) string {
 	return programtest.Build(t, "lull/cmd/lull")
 }
 
-// run is a demo that runs.
+// run is a running demo.
 type run struct {
 	t    *testing.T
 	tmp  string // its TMPDIR
 	cmd  *exec.Cmd
 	out  io.ReadCloser
-	gone chan struct{} // closed when its output has ended
+	gone chan struct{} // closed at the end of its output
 
 	mu   sync.Mutex
 	said []string
 }
 
-// event matches a line about something that happened.
+// event matches a line of output that reports an event.
 var event = regexp.MustCompile(`^\d\d:\d\d:\d\d  (\S+) +(.*)$`)
 
-// start starts a demo, whose directory is below tmp.
+// start starts a demo whose directory is below tmp.
 func start(t *testing.T, tmp string, cmd *exec.Cmd) *run {
 	t.Helper()
 	r := &run{t: t, tmp: tmp, cmd: cmd, gone: make(chan struct{})}
@@ -59,7 +60,7 @@ func start(t *testing.T, tmp string, cmd *exec.Cmd) *run {
 	cmd.WaitDelay = time.Minute
 	errtest.None(t, cmd.Start())
 	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // if a failed test left it; otherwise it has ended
+		_ = cmd.Process.Signal(syscall.SIGTERM) // in case a failed test left it running
 		if t.Failed() {
 			t.Log("it said:\n" + strings.Join(r.lines(), "\n"))
 		}
@@ -81,8 +82,8 @@ func (r *run) lines() []string {
 	return append([]string{}, r.said...)
 }
 
-// await waits until the demo said an event of name that contains text, or has
-// ended.
+// await waits until the demo prints an event of name that contains text. It fails
+// the test if the demo ends first.
 func (r *run) await(name, text string) {
 	r.t.Helper()
 	waittest.Until(r.t, name+" "+text, func() bool {
@@ -104,7 +105,7 @@ func (r *run) saw(name, text string) bool {
 	return false
 }
 
-// end waits for the demo, which must end well and leave nothing.
+// end waits until the demo has ended. It must succeed and leave nothing behind.
 func (r *run) end() {
 	r.t.Helper()
 	<-r.gone
@@ -129,8 +130,8 @@ func (r *run) files() (left []string) {
 	return left
 }
 
-// processes returns the processes with files of the demo in their command line.
-// A process that has ended and was not yet reaped has none.
+// processes returns the processes whose command line contains files of the demo.
+// A process that has ended and was not reaped has no command line.
 func (r *run) processes() (left []string) {
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range all {
@@ -154,8 +155,8 @@ func (r *run) sockets() (left []string) {
 	return left
 }
 
-// groups returns the control groups of the demo's host, whose name is made from
-// its directory.
+// groups returns the control groups of the demo's host, whose name is derived
+// from its directory.
 func (r *run) groups() (left []string) {
 	for _, line := range r.lines() {
 		if dir, ok := strings.CutPrefix(line, "  . "); ok {
@@ -172,7 +173,7 @@ func (r *run) groups() (left []string) {
 	return left
 }
 
-// knowsAll checks that nothing was unknown before a worker's telemetry is
+// knowsAll checks that no worker was unknown before the telemetry of one is
 // switched off.
 func (r *run) knowsAll() {
 	r.t.Helper()
@@ -186,7 +187,7 @@ func (r *run) knowsAll() {
 	}
 }
 
-// folder returns a directory for the demo, where PostgreSQL's user can get in.
+// folder returns a directory for the demo that PostgreSQL's user can access.
 func folder(t *testing.T) string {
 	t.Helper()
 	tmp, err := os.MkdirTemp("", "demo")
@@ -196,9 +197,10 @@ func folder(t *testing.T) string {
 	return tmp
 }
 
-// TestDemo shows programs asleep and woken by their clients, a microVM on disk
-// where there can be one, and a fleet whose abandoned workers are stopped. The
-// environment that it prints leads lull to its host and server.
+// TestDemo checks that programs fall asleep and are woken by their clients, that
+// a microVM is saved to disk where possible, and that abandoned workers of a
+// fleet are stopped. With the environment that the demo prints, lull must reach
+// its host and server.
 func TestDemo(t *testing.T) {
 	lull, tmp := oneFile(t), folder(t)
 	cmd := exec.Command(lull, "demo")
@@ -210,7 +212,7 @@ func TestDemo(t *testing.T) {
 	_, err := exec.LookPath("qemu-system-x86_64")
 	machines := err == nil && os.Getenv("LULL_GUEST_KERNEL") != "" && os.Getenv("LULL_BIN_DIR") != ""
 	if machines {
-		for _, state := range []string{"running", "hibernated", "hibernated, woken"} { // each may take a while in emulation
+		for _, state := range []string{"running", "hibernated", "hibernated, woken"} { // each may take a while without hardware virtualization
 			r.await("guest", state)
 		}
 	}
@@ -232,7 +234,7 @@ func TestDemo(t *testing.T) {
 	})
 }
 
-// environment returns the file that the demo tells users to source.
+// environment returns the path of the file that users are told to source.
 func (r *run) environment() string {
 	r.t.Helper()
 	for _, line := range r.lines() {
@@ -244,8 +246,9 @@ func (r *run) environment() string {
 	return ""
 }
 
-// TestEnds checks that nothing is left when the demo ends early: interrupted
-// while it starts, with its terminal, or with the reader of its output.
+// TestEnds checks that nothing is left behind when the demo ends early:
+// interrupted while it starts, with its terminal, or with the reader of its
+// output.
 func TestEnds(t *testing.T) {
 	lull := oneFile(t)
 	begun := func(r *run) {
@@ -273,8 +276,8 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestFirstRun runs the demo where nothing else is installed: in a directory with
-// one file, an empty /tmp, /proc and /dev, without a network.
+// TestFirstRun runs the demo with nothing else installed: in a root directory
+// with one file, an empty /tmp, /proc and /dev, and without a network.
 func TestFirstRun(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for chroot")
@@ -310,7 +313,7 @@ func TestFirstRun(t *testing.T) {
 	}
 }
 
-// inside interrupts the demo whose root directory is root.
+// inside sends an interrupt to the demo whose root directory is root.
 func inside(root string) error {
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

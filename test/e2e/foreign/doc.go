@@ -1,3 +1,3 @@
-// Package foreign runs lull server against an EC2 and a CloudWatch that this
-// project did not write. The emulator is a module of its own, in testdata/emulator.
+// Package foreign runs lull server against an emulator of EC2 and CloudWatch from
+// another project. The emulator is a separate module, in testdata/emulator.
 package foreign

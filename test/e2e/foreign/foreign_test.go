@@ -33,7 +33,7 @@ const (
 	away = "eu-north-1"
 )
 
-// output stores the output of a process.
+// output collects the output of a process.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -71,7 +71,7 @@ func start(t *testing.T, env []string, program string, args ...string) string {
 	return serving.FindStringSubmatch(said.String())[1]
 }
 
-// cloud is the emulator.
+// cloud is a running emulator.
 type cloud struct {
 	t   *testing.T
 	url string
@@ -103,7 +103,7 @@ func (c *cloud) state(id string) types.InstanceStateName {
 	return out.Reservations[0].Instances[0].State.Name
 }
 
-// code is the API's code of an error.
+// code returns the error code of an API error.
 func code(err error) string {
 	var p interface{ Code() string }
 	if errors.As(err, &p) {
@@ -112,10 +112,9 @@ func code(err error) string {
 	return ""
 }
 
-// TestForeignCloud checks that import, power, tags and idleness work with an
-// EC2 that has about a third of the calls that lull makes. Data that it does
-// not have is unknown and never leads to a stop, unless a user accepted that
-// risk.
+// TestForeignCloud checks import, power, tags and idleness with an EC2 that has
+// only about a third of the calls that lull makes. Missing data must be unknown,
+// and must not lead to a stop unless a user has accepted that risk.
 func TestForeignCloud(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -144,7 +143,7 @@ func TestForeignCloud(t *testing.T) {
 		return err == nil
 	})
 
-	// Import looks up.
+	// Import looks up the instance.
 	take := func(in fleet.ImportedWorker) (worker.Worker, error) {
 		return control.Write[worker.Worker](ctx, asks, "POST", "/workers/import", in)
 	}
@@ -185,7 +184,7 @@ func TestForeignCloud(t *testing.T) {
 	for _, m := range machines {
 		becomes(m, power.WorkerRunning)
 	}
-	// Power on request, and a stop from outside, which is respected.
+	// Power on request, and a stop from outside, which lull must respect.
 	errtest.None(t, command(moved, "stop", nil))
 	becomes(moved, power.WorkerStopped)
 	if s := c.state(moved); s != types.InstanceStateNameStopped {
@@ -210,7 +209,7 @@ func TestForeignCloud(t *testing.T) {
 		t.Errorf("the tags of a machine that lull stopped: %v", tags.Tags)
 	}
 
-	// Termination needs its confirmation.
+	// A termination needs its confirmation.
 	if err := command(moved, "terminate", nil); err == nil {
 		t.Error("terminated without a confirmation")
 	}
@@ -220,9 +219,9 @@ func TestForeignCloud(t *testing.T) {
 		t.Errorf("TERMINATED, and EC2 says %s", s)
 	}
 
-	// The emulator cannot read the times of metrics, so CloudWatch has none of
-	// any machine, and a machine's risks are neither known nor accepted. Their
-	// timeout of a minute passes, and no user stops them.
+	// The emulator ignores the times of metrics, so CloudWatch has none for any
+	// machine. The machines' risks are unknown and not accepted. No worker may be
+	// stopped when the timeout of a minute has passed.
 	if waittest.Within(90*time.Second, func() bool {
 		return c.state(plain) != types.InstanceStateNameRunning || c.state(risky) != types.InstanceStateNameRunning
 	}) {

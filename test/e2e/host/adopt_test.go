@@ -26,17 +26,17 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// adoptPause is the idle timeout of what these tests adopt.
+// adoptPause is the idle timeout of the programs that these tests adopt.
 const adoptPause = 200 * time.Millisecond
 
-// outsider is a program that the test started itself.
+// outsider is a program that was started without lull.
 type outsider struct {
 	*exec.Cmd
 	addr string // its address
 	over chan struct{}
 }
 
-// outside starts the guest program without lull, as a user if that is not 0. It
+// outside starts the guest program without lull, as user uid if that is not 0. It
 // is killed at the end of the test.
 func outside(t *testing.T, uid int, args ...string) *outsider {
 	t.Helper()
@@ -53,7 +53,7 @@ func outsideProgram(t *testing.T, uid int, command ...string) *outsider {
 		o.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
 	}
 	errtest.None(t, o.Start())
-	go func() { _ = o.Wait(); close(o.over) }() // the test decides how it ends
+	go func() { _ = o.Wait(); close(o.over) }() // the test checks how it ended
 	t.Cleanup(func() {
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGCONT} {
 			_ = syscall.Kill(-o.pid(), sig)
@@ -65,7 +65,7 @@ func outsideProgram(t *testing.T, uid int, command ...string) *outsider {
 
 func (o *outsider) pid() int { return o.Process.Pid }
 
-// server starts a server without lull, and waits until it answers.
+// server starts a server without lull and waits until it answers.
 func server(t *testing.T, uid int, args ...string) *outsider {
 	t.Helper()
 	addr := daemontest.Addr(t)
@@ -89,7 +89,8 @@ type manner struct {
 
 var manners = []manner{{"pid", ""}, {"cgroup2", cgroup.V2}, {"freezer", cgroup.V1}}
 
-// eachManner runs a test with everything that this machine can freeze in place.
+// eachManner runs a test for each way of freezing a program in place that works
+// on this machine.
 func eachManner(t *testing.T, test func(t *testing.T, m manner)) {
 	for _, m := range manners {
 		t.Run(m.name, func(t *testing.T) {
@@ -99,8 +100,8 @@ func eachManner(t *testing.T, test func(t *testing.T, m manner)) {
 	}
 }
 
-// request returns what adopts a program in this manner. For a control group, it
-// is put into a new one first.
+// request returns the request to adopt a program in this manner. For a control
+// group, the program is first put into a new one.
 func (m manner) request(t *testing.T, o *outsider, name string) hostctl.Adopt {
 	t.Helper()
 	q := hostctl.Adopt{Name: name, PauseAfter: daemontest.Seconds(adoptPause)}
@@ -129,7 +130,7 @@ func (m manner) request(t *testing.T, o *outsider, name string) hostctl.Adopt {
 	return q
 }
 
-// adopt adopts a program, which must be possible.
+// adopt adopts a program. It must succeed.
 func adopt(d *daemontest.Host, q hostctl.Adopt) hostctl.Instance {
 	d.T.Helper()
 	o, err := d.Adopt(d.T.Context(), q)
@@ -160,7 +161,7 @@ func nothingLeft(d *daemontest.Host) {
 	}
 }
 
-// state returns the letter of a process's state, 0 if it is gone.
+// state returns the letter of a process's state; 0 if the process has ended.
 func state(pid int) byte {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if n := bytes.LastIndexByte(b, ')'); n >= 0 && len(b) > n+2 {
@@ -169,9 +170,9 @@ func state(pid int) byte {
 	return 0
 }
 
-// TestAdopt checks the life of an adopted program: it sleeps, is woken, obeys
-// the verbs that apply to it and refuses the others, survives a restart of the
-// daemon, and is released unchanged.
+// TestAdopt checks the life of an adopted program: it falls asleep, is woken,
+// accepts the commands that apply to it and refuses the others, survives a
+// restart of the daemon, and is released unchanged.
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	eachManner(t, func(t *testing.T, m manner) {
@@ -236,7 +237,7 @@ func TestAdopt(t *testing.T) {
 }
 
 // TestAdoptRemoves checks that rm releases a sleeping program, and that a daemon
-// that ends lets it run.
+// that ends leaves it running.
 func TestAdoptRemoves(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "50ms", "--stop-all")
@@ -255,7 +256,7 @@ func TestAdoptRemoves(t *testing.T) {
 	d.Await("b", "paused")
 }
 
-// gone2 is gone while another adopted program remains.
+// gone2 is gone for a test in which another adopted program remains.
 func gone2(d *daemontest.Host, name string) {
 	d.T.Helper()
 	daemontest.Wait(d.T, name+" is released", func() (bool, string) {
@@ -264,8 +265,8 @@ func gone2(d *daemontest.Host, name string) {
 	})
 }
 
-// TestAdoptFailsOpen checks that no adopted program stays frozen when the daemon
-// is killed, when it hangs, and when the shim is killed with it.
+// TestAdoptFailsOpen checks that no adopted program stays frozen if the daemon is
+// killed, if it hangs, or if the shim is killed with it.
 func TestAdoptFailsOpen(t *testing.T) {
 	t.Parallel()
 	eachManner(t, func(t *testing.T, m manner) {
@@ -306,8 +307,8 @@ func TestAdoptFailsOpen(t *testing.T) {
 	})
 }
 
-// TestAdoptEnds checks that a signal reaches a sleeping program, as it would
-// without lull, and that what has ended is released.
+// TestAdoptEnds checks that a signal reaches a sleeping program as it would
+// without lull, and that a program that has ended is released.
 func TestAdoptEnds(t *testing.T) {
 	t.Parallel()
 	eachManner(t, func(t *testing.T, m manner) {
@@ -330,9 +331,9 @@ func TestAdoptEnds(t *testing.T) {
 	})
 }
 
-// family starts a shell with two children, and returns their process IDs. Each has
-// a session of its own: stopped members of a process group that loses its last
-// parent are ended by the kernel (SIGHUP).
+// family starts a shell with two children, and returns the children's process
+// IDs. Each process has its own session, because the kernel ends stopped members
+// of a process group that loses its last parent (SIGHUP).
 func family(t *testing.T) (shell *outsider, children []int) {
 	t.Helper()
 	shell = outsideProgram(t, 0, "sh", "-c", "setsid sleep 1000 & setsid sleep 1000 & wait")
@@ -350,14 +351,14 @@ func family(t *testing.T) (shell *outsider, children []int) {
 	})
 	t.Cleanup(func() {
 		for _, pid := range children {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // not of the shell's process group
+			_ = syscall.Kill(pid, syscall.SIGKILL) // not in the shell's process group
 		}
 	})
 	return shell, children
 }
 
 // TestAdoptLeavesNoOrphanFrozen checks that the children of a program that was
-// killed while it was frozen run on, also if no daemon is there to thaw them.
+// killed while frozen run again, even if no daemon is running to thaw them.
 func TestAdoptLeavesNoOrphanFrozen(t *testing.T) {
 	t.Parallel()
 	for _, down := range []bool{false, true} {
@@ -387,8 +388,8 @@ func TestAdoptLeavesNoOrphanFrozen(t *testing.T) {
 	}
 }
 
-// TestAdoptIsNoPID checks that a program which got the process ID of an adopted
-// one is left alone.
+// TestAdoptIsNoPID checks that a program that gets the process ID of an adopted
+// one is not touched.
 func TestAdoptIsNoPID(t *testing.T) {
 	const last = "/proc/sys/kernel/ns_last_pid"
 	if f, err := os.OpenFile(last, os.O_WRONLY, 0); os.Geteuid() != 0 || err != nil {
@@ -405,7 +406,7 @@ func TestAdoptIsNoPID(t *testing.T) {
 	errtest.None(t, syscall.Kill(p.pid(), syscall.SIGKILL))
 	<-p.over
 	var other *outsider
-	for range 2000 { // others start processes, too
+	for range 2000 { // other processes are started too
 		errtest.None(t, os.WriteFile(last, []byte(strconv.Itoa(p.pid()-1)), 0))
 		other = outsideProgram(t, 0, "sleep", "1000")
 		if other.pid() == p.pid() {
@@ -424,8 +425,8 @@ func TestAdoptIsNoPID(t *testing.T) {
 	}
 }
 
-// TestAdoptRespectsOthers checks that what someone else froze stays frozen for
-// connections, and that it runs once they thaw it.
+// TestAdoptRespectsOthers checks that a program that something else froze stays
+// frozen despite connections, and runs once that is undone.
 func TestAdoptRespectsOthers(t *testing.T) {
 	t.Parallel()
 	eachManner(t, func(t *testing.T, m manner) {
@@ -446,7 +447,7 @@ func TestAdoptRespectsOthers(t *testing.T) {
 			if o.LastPausedBy != "external" || o.WakesOnConnection {
 				t.Fatalf("frozen by others: %s, by %s", daemontest.Describe(o), o.LastPausedBy)
 			}
-			if n == 1 { // and a daemon that starts leaves it frozen
+			if n == 1 { // a daemon that starts leaves it frozen too
 				d.Kill()
 				d.Boot()
 				d.Await("web", "paused")
@@ -467,8 +468,8 @@ func TestAdoptRespectsOthers(t *testing.T) {
 	})
 }
 
-// TestAdoptDoesNotTakeOver checks that lull does not add its own freeze to that of
-// others, which it has not seen yet.
+// TestAdoptDoesNotTakeOver checks that lull does not freeze a program that
+// something else has just frozen, before lull has noticed it.
 func TestAdoptDoesNotTakeOver(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "1h")
@@ -494,7 +495,7 @@ func TestAdoptDoesNotTakeOver(t *testing.T) {
 	}
 }
 
-// TestAdoptRefuses checks that nothing is adopted that must not be frozen.
+// TestAdoptRefuses checks that programs that must not be frozen are not adopted.
 func TestAdoptRefuses(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "50ms")
@@ -512,7 +513,7 @@ func TestAdoptRefuses(t *testing.T) {
 	}{
 		{hostctl.Adopt{PID: 1}, "init"},
 		{hostctl.Adopt{PID: d.PID()}, "daemon"},
-		{hostctl.Adopt{PID: os.Getpid()}, "daemon"}, // the test is its parent
+		{hostctl.Adopt{PID: os.Getpid()}, "daemon"}, // the test is the daemon's parent
 		{hostctl.Adopt{PID: d.ShimPID()}, "belongs to lull"},
 		{hostctl.Adopt{PID: own.PID}, "the instance own"},
 		{hostctl.Adopt{PID: ended.pid()}, "no process"},
@@ -550,8 +551,8 @@ func TestAdoptRefuses(t *testing.T) {
 	}
 }
 
-// TestAdoptNeedsRights checks that an ordinary user's host adopts the user's own
-// programs only.
+// TestAdoptNeedsRights checks that an ordinary user's host adopts only the user's
+// own programs.
 func TestAdoptNeedsRights(t *testing.T) {
 	t.Parallel()
 	uid := asNobody(t)
@@ -573,8 +574,8 @@ func TestAdoptNeedsRights(t *testing.T) {
 	d.Await("web", "paused")
 }
 
-// TestAdoptWithoutPort checks that what nothing could wake is not paused by
-// default.
+// TestAdoptWithoutPort checks that a program that nothing could wake is not
+// paused by default.
 func TestAdoptWithoutPort(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "50ms", "--pause-after", "200ms")
@@ -594,14 +595,15 @@ func TestAdoptWithoutPort(t *testing.T) {
 	}
 }
 
-// Connections around the instant of the freeze of an adopted program.
+// TestRaceAdopted makes connections around the freeze of an adopted program in a
+// control group. Each must be answered.
 func TestRaceAdopted(t *testing.T) {
 	raceWith(t, raceConfig{count: 200, bring: func(d *daemontest.Host, s instance.Spec, addr string) {
 		adoptForRace(d, s, addr, 0, manner{"cgroup2", cgroup.V2})
 	}})
 }
 
-// The same for process trees and as an ordinary user.
+// TestRaceAdoptedAsNobody does the same for a process tree, as an ordinary user.
 func TestRaceAdoptedAsNobody(t *testing.T) {
 	uid := asNobody(t)
 	raceWith(t, raceConfig{uid: uid, count: 120, bring: func(d *daemontest.Host, s instance.Spec, addr string) {

@@ -12,7 +12,7 @@ import (
 	"lull/internal/host/daemontest"
 )
 
-// client is a connection to a guest's server.
+// client is a connection to the server of a guest program.
 type client struct {
 	net.Conn
 	r *bufio.Reader
@@ -51,7 +51,7 @@ func (c *client) ask(line string) (string, error) {
 	return strings.TrimSuffix(s, "\n"), nil
 }
 
-// echo checks one exchange.
+// echo sends a line and returns an error unless the server echoes it.
 func (c *client) echo(line string) error {
 	got, err := c.ask(line)
 	if err == nil && got != "echo "+line {
@@ -60,7 +60,7 @@ func (c *client) echo(line string) error {
 	return err
 }
 
-// once connects, sends a request and closes.
+// once connects, sends a line, reads the answer and closes.
 func once(addr, line string) (string, error) {
 	c, err := dial(addr)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"lull/internal/protocol/hostctl/execstream"
 )
 
-// TestConformance runs one suite over every runtime available on this machine.
-// The simulated runtime passes the same suite in package host.
+// TestConformance runs the same suite over every runtime that is available on
+// this machine. In package host, the simulated runtime passes it too.
 func TestConformance(t *testing.T) {
 	machines := map[string]func(t *testing.T, b bare) hosttest.Machine{
 		"process": ordinary, "container": containers, "docker": dockers, "microvm": microvms,
@@ -46,17 +46,17 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// bare is a machine of the suite with one daemon.
+// bare implements a machine of the suite with one daemon.
 type bare struct {
 	hosttest.Subject
 	d      *daemontest.Host
 	traces map[string]*trace // of every instance that existed, by name
-	ports  map[string]string // where its server is reached
+	ports  map[string]string // addresses of the servers, by instance
 	before []string          // network interfaces before the test
 	box    func(s *instance.Spec, p hosttest.Program)
 }
 
-// over starts the daemon. Its probe windows are long enough to see a program
+// over starts the daemon. Its probe windows are long enough to notice a program
 // that uses a processor all the time, even on a busy machine.
 func (m bare) over(t *testing.T, args ...string) *bare {
 	m.before = cards(t)
@@ -76,7 +76,8 @@ func ordinary(t *testing.T, b bare) hosttest.Machine {
 	return m
 }
 
-// image creates a root file system with a shell and the guest program.
+// image creates a root file system with a shell and the guest program, and
+// returns its path.
 func image(t *testing.T) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -256,7 +257,7 @@ func (m *bare) Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	m.traces[name].sample(m.d, o.PID) // perhaps others than at its start
+	m.traces[name].sample(m.d, o.PID) // its namespaces may have changed since its start
 	return m.d.Remove(m.d.T.Context(), name)
 }
 

@@ -11,13 +11,13 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// A paused instance costs the daemon a record and duplicates of its sockets,
-// but no goroutine, thread or timer.
+// TestNothingPerInstance checks that a paused instance costs the daemon a record
+// and duplicates of its sockets, but no goroutine, thread or timer.
 func TestNothingPerInstance(t *testing.T) {
 	const instances, slack = 40, 20
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	empty := costOf(d)
-	for n := range instances { // one after the other, because threads are kept once created
+	for n := range instances { // one after the other, because a thread is kept once it is created
 		s, _ := web(t, fmt.Sprint("cost-", n), false)
 		d.Launch(s)
 	}
@@ -34,7 +34,7 @@ func TestNothingPerInstance(t *testing.T) {
 	t.Logf("REPORT cost: empty %+v, %d paused %+v", empty, instances, full)
 }
 
-// cost counts what must not grow with the number of instances.
+// cost is the numbers of things that must not grow with the number of instances.
 type cost struct{ goroutines, threads, timers int }
 
 func costOf(d *daemontest.Host) cost {

@@ -23,10 +23,10 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// The daemon, the shim or both are killed at random instants while clients
+// TestKill kills the daemon, the shim or both at random instants while clients
 // connect, instances pause, leases come and go, and programs start and stop.
-// Afterwards every instance is in a state that follows from its record, and
-// nothing is orphaned, forgotten, lost or stuck.
+// Afterwards every instance must be in a state that follows from its record, and
+// nothing may be orphaned, forgotten, lost or stuck.
 func TestKill(t *testing.T) {
 	rounds := scaletest.Count(t, "LULL_HOST_CRASHES", 10)
 	rng := random(t)
@@ -46,8 +46,8 @@ func TestKill(t *testing.T) {
 		w.held, w.dropped, w.exits, w.seen)
 }
 
-// killed is the world of the test: three servers that are never stopped, one
-// that is, one program that exits, and one instance without clients.
+// killed is the state of TestKill: three servers that are never stopped, one that
+// is, a program that exits, and an instance without clients.
 type killed struct {
 	t     *testing.T
 	d     *daemontest.Host
@@ -59,9 +59,9 @@ type killed struct {
 	stop                 context.CancelFunc
 	clients              sync.WaitGroup
 	direct, relayed, cut atomic.Int64
-	unheld               atomic.Bool // daemon and shim are killed: nothing has the relay's ports
+	unheld               atomic.Bool // daemon and shim are killed, so nothing holds the relay's ports
 
-	leases        map[string]bool // by holder, whether it must exist; missing if unknown
+	leases        map[string]bool // whether each holder's lease must exist; missing if unknown
 	held, dropped int
 	wantToggle    string // state that the last acknowledged command requested; "" if unknown
 	exits         int
@@ -93,8 +93,8 @@ func newKilled(t *testing.T) *killed {
 
 func (w *killed) stopClients() { w.stop(); w.clients.Wait() }
 
-// visit connects repeatedly, with gaps in which the instance sleeps. A kill may
-// cut relayed connections, but not direct ones.
+// visit connects repeatedly, with pauses in which the instance falls asleep. A
+// kill may break relayed connections, but not direct ones.
 func (w *killed) visit(ctx context.Context, name string) {
 	for ctx.Err() == nil {
 		unheld := w.unheld.Load()
@@ -147,7 +147,7 @@ func (w *killed) round(n int, what string, rng *rand.Rand) {
 	load.Wait()
 	if what == "shim" {
 		daemontest.Wait(t, "there is another shim", func() (bool, string) { p := d.ShimPID(); return p > 0 && p != shim, fmt.Sprint("process ", p) })
-		d.Await("quiet", "running") // the daemon has adopted it and woken everything
+		d.Await("quiet", "running") // the daemon has adopted it and woken all instances
 	}
 	away := time.Duration(rng.IntN(300)) * time.Millisecond
 	if rng.IntN(5) == 0 {
@@ -178,7 +178,7 @@ func (w *killed) lease(ctx context.Context, n int) {
 		if k%3 != 2 || ctx.Err() != nil {
 			continue
 		}
-		for holder, there := range w.leases { // any that exists
+		for holder, there := range w.leases { // any one of them
 			if !there {
 				continue
 			}
@@ -220,7 +220,7 @@ func (w *killed) restart(ctx context.Context) {
 }
 
 // records reads the records on disk while no daemon runs. It reads a copy, so
-// that the next daemon finds what the last one left.
+// that the next daemon finds exactly what the last one left.
 func (w *killed) records() map[string]instance.Record {
 	dir := w.t.TempDir()
 	for _, part := range []string{"instances", "changes"} {
@@ -248,8 +248,9 @@ func (w *killed) records() map[string]instance.Record {
 	return out
 }
 
-// follows maps a recorded state to the states at rest that may follow from it:
-// a running instance may have been paused since because it was idle.
+// follows maps a recorded state to the resting states that may follow from it.
+// For example, a running instance may have been paused since, because it was
+// idle.
 var follows = map[string][]string{
 	"running": {"running", "paused"}, "pausing": {"running", "paused"}, "paused": {"running", "paused"},
 	"resuming": {"running", "paused"}, "starting": {"running", "paused"}, "stopping": {"stopped"}, "stopped": {"stopped"},
@@ -309,8 +310,8 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 		}
 		mustAnswer(t, addr)
 	}
-	// A stop that was under way when its caller left may still be carried out, and
-	// cut a client.
+	// A stop that was in progress when its caller was gone may still be carried
+	// out and break a client's connection, so retry.
 	waittest.Until(t, "toggled starts again, and answers", func() bool {
 		if _, err := d.Do(t.Context(), "toggled", "start", nil); err != nil {
 			return false
@@ -320,8 +321,8 @@ func (w *killed) check(what string, recs map[string]instance.Record, down time.D
 	})
 }
 
-// checkExit: the exit code is known unless the shim died, or an earlier daemon
-// had already told the shim to start.
+// checkExit checks that the exit code is known, unless the shim was killed or the
+// run was being started when the daemon was killed.
 func (w *killed) checkExit(what, was string, o hostctl.Instance) {
 	switch {
 	case o.ExitCode != nil && *o.ExitCode == 7:
@@ -346,7 +347,7 @@ func (w *killed) checkLeases(o hostctl.Instance) {
 	if len(have) < 100 {
 		return
 	}
-	for holder := range have { // the number of holders is limited
+	for holder := range have { // release them, because the number of holders is limited
 		if _, err := w.d.Release(w.t.Context(), "leased", holder); err != nil {
 			w.t.Errorf("cannot release: %v", err)
 		}
@@ -354,8 +355,8 @@ func (w *killed) checkLeases(o hostctl.Instance) {
 	clear(w.leases)
 }
 
-// checkProcesses expects one process for each instance that has one, and no
-// others.
+// checkProcesses checks that each instance that should have a process has exactly
+// one, and that there are no others.
 func (w *killed) checkProcesses() {
 	var odd string
 	ok := waittest.Within(daemontest.WaitLimit, func() bool {
@@ -386,8 +387,8 @@ func (w *killed) checkProcesses() {
 	}
 }
 
-// TestEventsOfAKilledDaemon checks that the next daemon has every event that a
-// command's answer or the event stream showed just before the daemon was
+// TestEventsOfAKilledDaemon checks that the next daemon has every event that the
+// answer to a command or the event stream showed just before the daemon was
 // killed.
 func TestEventsOfAKilledDaemon(t *testing.T) {
 	d := host(t)

@@ -17,8 +17,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// A program that writes and syncs ten times a second is never frozen, and an
-// instance that nothing could wake is not paused by default.
+// TestDiskWorkAndNoPort checks that a program that writes and syncs ten times a
+// second is not frozen, and that an instance that nothing could wake is not
+// paused by default.
 func TestDiskWorkAndNoPort(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "500ms", "--pause-after", "1s")
@@ -50,10 +51,10 @@ func TestDiskWorkAndNoPort(t *testing.T) {
 	}
 }
 
-// TestFullFileSystem fills the file system with the data of a host. Users'
-// requests work, ps and why name the disk, and no automatic action happens.
-// With free space again everything continues, and the requests made in the
-// meantime are on disk.
+// TestFullFileSystem fills the file system with the host's data. Users' requests
+// must work, ps and why must name the disk, and no automatic action may happen.
+// With free space again everything must continue, and the requests made in the
+// meantime must be on disk.
 func TestFullFileSystem(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16m,mode=755"); err != nil {
@@ -82,7 +83,7 @@ func TestFullFileSystem(t *testing.T) {
 		f, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		errtest.None(t, err)
 		defer f.Close()
-		for size := 1 << 20; size > 0; { // to the last byte
+		for size := 1 << 20; size > 0; { // fill it to the last byte
 			if _, err := f.Write(make([]byte, size)); errors.Is(err, unix.ENOSPC) {
 				size /= 2
 			} else if err != nil {
@@ -98,7 +99,7 @@ func TestFullFileSystem(t *testing.T) {
 	if err := d.Remove(t.Context(), "removed"); err != nil {
 		t.Errorf("rm on a full disk: %v", err)
 	}
-	fill() // the removed instance has freed some space
+	fill() // the removed instance freed some space
 	for name, want := range map[string]string{"paused": "paused", "stopped": "stopped"} {
 		if o := d.Show(name); o.State != want {
 			t.Errorf("%s on a full disk: %s", want, daemontest.Describe(o))

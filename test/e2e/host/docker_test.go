@@ -25,7 +25,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// dockerd is a private Docker daemon: its data, its socket, and one image.
+// dockerd is a private Docker daemon with its data, its socket and one image.
 type dockerd struct {
 	t      *testing.T
 	dir    string
@@ -45,8 +45,8 @@ func startDockerd(t *testing.T) *dockerd {
 	}
 	dir, err := os.MkdirTemp("", "lk")
 	errtest.None(t, err)
-	// It has its own bridge. On docker0 its containers would share addresses
-	// with those of another Docker daemon.
+	// It has its own bridge, because on docker0 its containers would get the
+	// addresses of another Docker daemon's containers.
 	k := &dockerd{t: t, dir: dir, bridge: fmt.Sprint("lk", os.Getpid())}
 	for _, args := range [][]string{{"link", "add", k.bridge, "type", "bridge"},
 		{"addr", "add", fmt.Sprintf("10.%d.%d.1/24", 128+rand.IntN(128), rand.IntN(256)), "dev", k.bridge}, {"link", "set", k.bridge, "up"}} {
@@ -62,8 +62,8 @@ func startDockerd(t *testing.T) *dockerd {
 		if out, err := exec.Command("ip", "link", "del", k.bridge).CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
-		// What is mounted below belongs to namespaces of containers that have
-		// exited.
+		// What is mounted below its directory belongs to namespaces of containers
+		// that have exited.
 		b, _ := os.ReadFile("/proc/self/mountinfo")
 		for _, f := range strings.Fields(string(b)) {
 			if strings.HasPrefix(f, dir+"/") {
@@ -92,7 +92,8 @@ func (k *dockerd) start() {
 		k.t.Fatal(err)
 	}
 	defer log.Close()
-	// Containers outlive the daemon, as in a production setup.
+	// Containers survive a restart of the daemon (live-restore), as in
+	// production.
 	cmd := exec.Command("/usr/sbin/dockerd", "--data-root", k.dir+"/d", "--exec-root", k.dir+"/e", "-H", "unix://"+k.socket(),
 		"--pidfile", k.dir+"/pid", "--bridge", k.bridge, "--iptables=false", "--live-restore")
 	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
@@ -131,7 +132,7 @@ func (k *dockerd) stop() {
 	}
 }
 
-// docker runs a client command and returns its output.
+// docker runs a docker command and returns its output.
 func (k *dockerd) docker(args ...string) string {
 	out, _ := exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.socket()}, args...)...).Output()
 	return string(out)
@@ -146,12 +147,12 @@ func (k *dockerd) must(args ...string) string {
 	return string(out)
 }
 
-// dockered is a machine of the suite whose containers a user has started. lull
-// finds them by their labels.
+// dockered implements a machine of the suite. Its containers are started with
+// docker, and lull finds them by their labels.
 type dockered struct {
 	*bare
 	k     *dockerd
-	again map[string]bool // those that Docker restarts when they fail
+	again map[string]bool // containers that Docker restarts when they fail
 }
 
 func dockers(t *testing.T, b bare) hosttest.Machine {
@@ -179,8 +180,8 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 		m.ports[name] = at
 		m.k.must(append(args, "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
 	} else {
-		// Its script begins once it is adopted, because only running containers
-		// are.
+		// The container's script waits until the container is adopted, because
+		// only running containers are adopted.
 		m.k.must(append(args, "box:1", "sh", "-c", untilGo+p.Script)...)
 	}
 	m.Until(t, name+" is taken over", func() bool {
@@ -200,8 +201,8 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 
 const untilGo = `trap "exit 0" TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; `
 
-// answers waits for the server. Docker forwards to a port before the program
-// listens there.
+// answers waits until the server answers. Docker accepts connections before the
+// program listens.
 func (m *dockered) answers(t *testing.T, name string) {
 	t.Helper()
 	m.Until(t, name+" answers", func() bool { got, err := once(m.ports[name], "hello"); return err == nil && got == "echo hello" })
@@ -216,7 +217,7 @@ func (m *dockered) Start(name string) error {
 }
 
 func (m *dockered) Remove(name string) error {
-	if m.again[name] { // it may be between two starts, of which lull knows nothing
+	if m.again[name] { // lull does not know it between two starts
 		m.k.must("update", "--restart", "no", name)
 		m.Until(m.d.T, name+" ends by itself", func() bool { return !m.runs(name) })
 	}
@@ -230,8 +231,8 @@ func (m *dockered) Remove(name string) error {
 	return nil
 }
 
-// Get counts the restarts of a container as Docker does: Docker restarts what
-// failed, and lull follows.
+// Get returns an instance. Its count of restarts is Docker's, because Docker
+// restarts failed containers and lull follows.
 func (m *dockered) Get(name string) (hostctl.Instance, error) {
 	o, err := m.bare.Get(name)
 	if err == nil && m.again[name] {
@@ -240,7 +241,7 @@ func (m *dockered) Get(name string) (hostctl.Instance, error) {
 	return o, err
 }
 
-// runs reports whether Docker lists the container, and not as exited.
+// runs reports whether Docker lists the container as not exited.
 func (m *dockered) runs(name string) bool {
 	return strings.TrimSpace(m.k.docker("inspect", "-f", "{{.State.Running}}", name)) != "false"
 }
@@ -250,7 +251,7 @@ func (m *dockered) runs(name string) bool {
 func TestDockerOutside(t *testing.T) {
 	k := startDockerd(t)
 	m := &dockered{bare{}.over(t, "--docker="+k.socket()), k, map[string]bool{}}
-	// It pauses on request only, so that no automatic pause interferes.
+	// It pauses only on request, so that no automatic pause interferes.
 	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = daemontest.Seconds(0) })
 
 	force(m.d, "web")
@@ -261,7 +262,7 @@ func TestDockerOutside(t *testing.T) {
 	k.must("unpause", "web")
 	m.d.Until("web", "docker unpause was seen", func(o hostctl.Instance) bool { return o.LastResumedBy == "external" })
 
-	// A user's pause is left alone: no client wakes it.
+	// A user's pause remains: no client wakes the container.
 	m.answers(t, "web")
 	k.must("pause", "web")
 	m.d.Until("web", "docker pause was seen", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })
@@ -270,7 +271,7 @@ func TestDockerOutside(t *testing.T) {
 	if !waittest.Stays(time.Second, func() bool { return m.d.Show("web").State == "paused" }) {
 		t.Error("a client woke what a user had paused")
 	}
-	// A restarted daemon does not wake it either.
+	// After a restart the daemon does not wake it either.
 	m.Crash(t, func() {})
 	if o := m.d.Show("web"); o.State != "paused" || o.LastPausedBy != "external" {
 		t.Errorf("after a restart it is %s, by %s", o.State, o.LastPausedBy)
@@ -281,7 +282,8 @@ func TestDockerOutside(t *testing.T) {
 	}
 	c.Close()
 
-	// While the Docker daemon is away a wake is delayed, and no client is lost.
+	// While the Docker daemon is unavailable a wake is delayed, but no client is
+	// lost.
 	m.d.Await("web", "running")
 	force(m.d, "web")
 	m.d.Await("web", "paused")
@@ -307,7 +309,7 @@ func TestDockerOutside(t *testing.T) {
 		return err != nil, daemontest.Describe(o)
 	})
 
-	// A container with invalid labels is left alone.
+	// A container with invalid labels is not touched.
 	k.must("run", "-d", "--name", "odd", "--label", "lull.pause-after=soon", "box:1", "sh", "-c", untilGo)
 	daemontest.Wait(t, "the label is named in the log", func() (bool, string) {
 		said := m.d.Log()
@@ -318,8 +320,8 @@ func TestDockerOutside(t *testing.T) {
 	}
 }
 
-// mustDialLater connects while dockerd is away, sends a line, and restarts
-// dockerd. docker-proxy is dockerd's child, so the client connects to the
+// mustDialLater connects while dockerd is not running, sends a line, and restarts
+// dockerd. docker-proxy ends with dockerd, so the client connects to the
 // container's own address.
 func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
 	t.Helper()

@@ -19,7 +19,7 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// terminal is a client on a terminal.
+// terminal is a lull command that runs on a terminal.
 type terminal struct {
 	t      *testing.T
 	master *os.File
@@ -50,7 +50,8 @@ func (x *terminal) says(what string) {
 	}
 }
 
-// ends waits for the client, which must restore its terminal.
+// ends waits until the command has ended, and checks its exit code and that it
+// restored the terminal.
 func (x *terminal) ends(code int) {
 	x.t.Helper()
 	if got := <-x.exit; got != code {
@@ -68,7 +69,7 @@ func attributes(t *testing.T, f *os.File) unix.Termios {
 	return *a
 }
 
-// onTerminal runs lull on a terminal of 33 by 101.
+// onTerminal runs lull on a terminal of 33 rows and 101 columns.
 func onTerminal(t *testing.T, d *daemontest.Host, args ...string) *terminal {
 	t.Helper()
 	master, slave, err := pty.Open(33, 101)
@@ -89,13 +90,13 @@ func onTerminal(t *testing.T, d *daemontest.Host, args ...string) *terminal {
 			t.Error(err)
 		}
 		x.exit <- x.cmd.ProcessState.ExitCode()
-		slave.Close() // kept until the attributes can no longer change
+		slave.Close() // kept open until the attributes can no longer change
 	}()
 	return x
 }
 
-// TestExecOnATerminal runs lull exec as a user does, and checks that whatever ends
-// it leaves the terminal as it was.
+// TestExecOnATerminal runs lull exec as a user does, and checks that it restores
+// the terminal however it ends.
 func TestExecOnATerminal(t *testing.T) {
 	d := host(t)
 	d.Launch(instance.Spec{Name: "box", Command: []string{"sleep", "86400"}})
@@ -137,8 +138,8 @@ func TestExecOnATerminal(t *testing.T) {
 	running()
 }
 
-// TestExecSignals sends Ctrl-C to commands without a terminal of their own: it
-// reaches the command, and the third one ends what ignores it.
+// TestExecSignals sends Ctrl-C to lull exec without a terminal inside. The
+// command must receive it. The third Ctrl-C must end a command that ignores it.
 func TestExecSignals(t *testing.T) {
 	d := host(t)
 	d.Launch(instance.Spec{Name: "box", Command: []string{"sleep", "86400"}})

@@ -12,8 +12,8 @@ import (
 )
 
 // TestHungDaemonFailsOpen checks that clients of paused instances are answered
-// while the daemon is stopped by a signal, and that its records are right when
-// it continues.
+// while the daemon is stopped by a signal, and that the daemon's records are
+// right once it continues.
 func TestHungDaemonFailsOpen(t *testing.T) {
 	d := host(t, "--probe", "50ms")
 	addr := map[string]string{}

@@ -16,19 +16,19 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// trace records how to find leftovers of an instance that should be gone.
+// trace is what is needed to find leftovers of an instance after its removal.
 type trace struct {
 	id     string
 	spaces map[string]bool // its own namespaces, by the kernel's names
 }
 
-// trace records the resources of a new instance.
+// trace begins to track a new instance.
 func (m *bare) trace(name string, o hostctl.Instance) {
 	m.traces[name] = &trace{id: o.ID, spaces: map[string]bool{}}
 	m.traces[name].sample(m.d, o.PID)
 }
 
-// sample records the present namespaces of its processes.
+// sample adds the present namespaces of the instance's processes.
 func (t *trace) sample(d *daemontest.Host, pid int) {
 	common := map[string]bool{}
 	for _, p := range []int{os.Getpid(), d.PID(), d.ShimPID()} {
@@ -45,10 +45,9 @@ func (t *trace) sample(d *daemontest.Host, pid int) {
 	}
 }
 
-// processes returns the processes whose command, environment, directories or
-// control groups name the instance. A QEMU has its directory in its arguments;
-// a program of the process runtime or of a container has a mark in its
-// environment.
+// processes returns the processes whose command line, environment, directories or
+// control groups contain the instance's ID. QEMU has it in its arguments; a
+// program of the process runtime or in a container has it in its environment.
 func (t *trace) processes() (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -68,8 +67,9 @@ func (t *trace) processes() (pids []int) {
 	return pids
 }
 
-// left lists what still exists of it: processes; files, including deleted ones
-// that are still open; control groups, mounts, namespaces and sockets.
+// left lists everything that still exists of the instance: processes; files,
+// including deleted ones that are still open; control groups, mounts, namespaces
+// and sockets.
 func (t *trace) left(d *daemontest.Host) (left []string) {
 	for _, pid := range t.processes() {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -95,7 +95,8 @@ func (t *trace) left(d *daemontest.Host) (left []string) {
 	return left
 }
 
-// held lists the instance's resources that a process holds.
+// held lists the instance's files, sockets and other resources that a process has
+// open.
 func (t *trace) held(pid int) (held []string) {
 	for _, what := range append(links(pid, "fd"), links(pid, "ns")...) {
 		if strings.Contains(what, t.id) || t.spaces[what] {
@@ -122,8 +123,8 @@ func link(pid int, name string) string {
 	return s
 }
 
-// links returns the targets of all links in a directory of a process, without
-// those of a process that is ending, which cannot be read.
+// links returns the targets of all links in a directory of a process in /proc. It
+// returns none for a process that is ending.
 func links(pid int, dir string) (to []string) {
 	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir))
 	for _, e := range entries {
@@ -134,8 +135,8 @@ func links(pid int, dir string) (to []string) {
 	return to
 }
 
-// cards returns the network interfaces of this machine that a runtime could
-// have created. It leaves out Docker's bridges and the ends of its pairs.
+// cards returns the network interfaces of this machine that a runtime could have
+// created. It omits those of Docker.
 func cards(t *testing.T) (names []string) {
 	t.Helper()
 	all, err := net.Interfaces()

@@ -28,12 +28,13 @@ func host(t *testing.T, args ...string) *daemontest.Host {
 	return daemontest.Start(t, daemontest.Config{Args: args})
 }
 
-// spec returns an instance of the guest program.
+// spec returns the spec of an instance that runs the guest program.
 func spec(name string, args ...string) instance.Spec {
 	return instance.Spec{Name: name, Command: append([]string{daemontest.Program("guest")}, args...), StopAfter: daemontest.Seconds(0)}
 }
 
-// web returns a guest that serves an address, directly or behind the relay.
+// web returns the spec of a guest program that serves on an address, directly or
+// behind the relay, and the address.
 func web(t *testing.T, name string, relay bool, args ...string) (s instance.Spec, listen string) {
 	t.Helper()
 	listen = daemontest.Addr(t)
@@ -62,7 +63,8 @@ func hold(d *daemontest.Host, name, holder string) {
 	}
 }
 
-// refused returns why a verb was refused; "" if it was not.
+// refused returns the reason for which a command was refused; "" if it was not
+// refused.
 func refused(err error) string {
 	var p *httpx.Problem
 	if errors.As(err, &p) && p.Status == 409 {
@@ -71,7 +73,8 @@ func refused(err error) string {
 	return ""
 }
 
-// random returns a source whose seed is printed and differs per run.
+// random returns a random number generator. Its seed is logged and differs in
+// each run.
 func random(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())

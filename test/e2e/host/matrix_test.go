@@ -20,26 +20,27 @@ import (
 )
 
 const (
-	soon  = 2 * time.Second // pause-after of the matrix; if shorter, a child without processor time looks idle
-	watch = 6 * time.Second // time for which an instance that must keep running is watched
+	soon  = 2 * time.Second // pause-after of the matrix; with a shorter one, a child that gets no CPU for a while would look idle
+	watch = 6 * time.Second // how long an instance that must keep running is watched
 )
 
 // row is one combination of the interaction matrix.
 type row struct {
-	name   string // of the instance
-	of     string // name of the matrix row; empty for an additional rule
+	name   string // name of the instance
+	of     string // row of the matrix; empty for an additional rule
 	args   []string
 	policy string
 	serves bool // has an exposed port
-	asked  bool // clients keep asking
+	asked  bool // clients send requests continuously
 	lease  bool
-	sleeps bool   // it is paused
-	by     string // otherwise the signal or holder that holds it
+	sleeps bool   // it must be paused
+	by     string // otherwise the signal or holder that must keep it running
 }
 
-// The whole matrix, row by row, on real processes, and two additional rules
-// about CPU: a busy grandchild holds although it left its session and its
-// parents exited, and a few scheduler ticks do not hold.
+// TestMatrix checks the whole interaction matrix, row by row, on real processes.
+// It also checks two rules about CPU: a busy grandchild keeps its instance
+// running although it left its session and its parents exited, and a few
+// scheduler ticks do not.
 func TestMatrix(t *testing.T) {
 	peer := pollServer(t)
 	rows := []row{
@@ -121,7 +122,7 @@ func (r row) prove(t *testing.T, d *daemontest.Host) {
 	t.Logf("REPORT matrix %s: running for %s, pause-after %s: %s", r.name, watch, soon, found)
 }
 
-// keepAsking keeps requests in flight until stop is called.
+// keepAsking sends requests without a pause until stop is called.
 func keepAsking(t *testing.T, addr string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -137,7 +138,8 @@ func keepAsking(t *testing.T, addr string) (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// pollServer serves a polling client, on an address that is not loopback.
+// pollServer starts a server for a polling client, on an address that is not
+// loopback.
 func pollServer(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", net.JoinHostPort(ownAddress(t), "0"))

@@ -13,8 +13,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestMetrics reads a host's metrics as Prometheus does and over its API
-// socket. The address for Prometheus serves nothing else.
+// TestMetrics reads a host's metrics as Prometheus does, and over the API socket.
+// The address for Prometheus must serve nothing else.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	open := daemontest.Addr(t)

@@ -15,9 +15,10 @@ import (
 	"lull/internal/lib/programtest"
 )
 
-// TestOneFile runs a host from a folder that holds one file, lull. Built without
-// its helpers, it is its own supervisor. Built with them, it unpacks them. In both
-// cases a connection starts a program that was stopped automatically.
+// TestOneFile runs a host from a folder with a single file, lull. Without
+// embedded helpers, lull must act as its own supervisor; with them, it must
+// unpack them. In both cases a connection must start a program that was stopped
+// automatically.
 func TestOneFile(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

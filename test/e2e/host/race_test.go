@@ -19,24 +19,26 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// spread is the range of times around the freeze at which connections are made.
+// spread bounds the random distance of connections from the expected freeze.
 const spread = 1500 * time.Microsecond
 
-// raceLanes is the number of instances that race at once. learning is how many
-// cycles each needs to find out when the freeze comes.
+// raceLanes is the number of instances that race at the same time. learning is
+// how many cycles each needs to estimate when the freeze happens.
 const (
 	raceLanes = 6
 	learning  = 20
 )
 
-// Connections around the instant of the freeze: at the idle deadline, at a
-// manual pause, and requests on open connections that were quiet for long
-// enough. Each must be answered, and what happens must be a behavior of the model.
+// TestRaceDirect makes connections around the instant of the freeze: at the idle
+// deadline, at a manual pause, and requests on open connections that were quiet
+// for long enough. Each must be answered, and what happens must be a behavior of
+// the model.
 func TestRaceDirect(t *testing.T) { race(t, 0, false, 400) }
 
 func TestRaceRelay(t *testing.T) { race(t, 0, true, 400) }
 
-// The same without privileges, where freezing uses signals.
+// TestRaceDirectAsNobody does the same as an ordinary user, for whom freezing
+// uses signals.
 func TestRaceDirectAsNobody(t *testing.T) { race(t, asNobody(t), false, 120) }
 
 func TestRaceRelayAsNobody(t *testing.T) { race(t, asNobody(t), true, 120) }
@@ -53,13 +55,13 @@ func race(t *testing.T, uid int, relay bool, def int) {
 	raceWith(t, raceConfig{uid: uid, relay: relay, count: def, model: uid == 0, bring: func(d *daemontest.Host, s instance.Spec, _ string) { d.Launch(s) }})
 }
 
-// raceConfig says what races: bring makes an instance of a spec whose server
-// listens on addr.
+// raceConfig configures a race. bring creates an instance from a spec whose
+// server listens on addr.
 type raceConfig struct {
 	uid   int
 	relay bool
-	count int  // of connections
-	model bool // what happens is checked against the model
+	count int  // number of connections
+	model bool // check what happens against the model
 	bring func(d *daemontest.Host, s instance.Spec, addr string)
 }
 
@@ -76,7 +78,7 @@ func raceWith(t *testing.T, cfg raceConfig) {
 	d := daemontest.Start(t, host)
 	log := follow(d)
 	lanes := make([]*lane, raceLanes)
-	if uid != 0 { // freezing by signals reads all of /proc, and parallel lanes would disturb each other
+	if uid != 0 { // freezing by signals reads all of /proc, so parallel lanes would disturb each other
 		lanes = lanes[:2]
 	}
 	var fired, woke atomic.Int64
@@ -130,7 +132,7 @@ func raceWith(t *testing.T, cfg raceConfig) {
 	}
 	st, err := d.Status(t.Context())
 	errtest.None(t, err)
-	for _, l := range lanes { // after the last cycle each still runs
+	for _, l := range lanes { // after its last cycle, each must still be running
 		mustAnswer(t, l.addr)
 	}
 	report(t, lanes, log.waitStable(t, d), st.Freezer, took)
@@ -142,18 +144,18 @@ func raceWith(t *testing.T, cfg raceConfig) {
 // ways are the causes of the freeze.
 var ways = []string{"deadline", "person", "standing"}
 
-// lane is one instance that is paused again and again.
+// lane is one instance that is paused repeatedly.
 type lane struct {
 	d          *daemontest.Host
 	name, addr string
 	rng        *rand.Rand
-	aim, step  [3]time.Duration // from the way's own deadline to the freeze, learned
+	aim, step  [3]time.Duration // time from the deadline to the freeze for each way, and the next change of it
 	shots      []shot
 	cycles     int
 
 	relay bool
-	calls sync.WaitGroup // those in the background
-	mu    sync.Mutex     // guards the rest
+	calls sync.WaitGroup // calls in the background
+	mu    sync.Mutex     // guards seen and conns
 	seen  []sighting
 	conns int
 }
@@ -161,12 +163,13 @@ type lane struct {
 // shot is one connection, or one request on an open connection.
 type shot struct {
 	way      int
-	deadline time.Time // time of the pause
-	from, to time.Time // connect or write, and the answer
-	end      time.Time // of the cycle: later events belong to another
+	deadline time.Time // when the pause was due
+	from, to time.Time // beginning of the connect or write, and the answer
+	end      time.Time // end of the cycle; later events belong to another one
 }
 
-// cycle causes one freeze and sends requests during it.
+// cycle causes one freeze and sends requests around it. It returns their number,
+// and whether they woke the instance.
 func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
 	way := [...]int{0, 0, 1, 1, 1, 2, 2}[l.rng.IntN(7)]
 	l.cycles++
@@ -228,14 +231,15 @@ func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
 	return len(shots), woke, nil
 }
 
-// learn moves the aim to where half of the cycles meet a frozen program. The
-// steps shrink with each change of direction.
+// learn adjusts the aim of a way so that about half of the requests meet a frozen
+// program. The steps shrink with each change of direction.
 func (l *lane) learn(way int, woke bool) {
 	dir := time.Duration(1)
 	if woke {
 		dir = -1
 	}
-	// Two thirds should meet it frozen: several connections share one wake.
+	// Aim for two thirds of the cycles with a wake, because several requests
+	// share one wake.
 	if !woke {
 		l.aim[way] += 200 * time.Microsecond
 	}
@@ -248,8 +252,9 @@ func (l *lane) learn(way int, woke bool) {
 	l.aim[way] = min(max(l.aim[way]+l.step[way], -spread), 100*time.Millisecond)
 }
 
-// quickDisk returns a directory in memory if there is one. With a fast disk the
-// freezes come closer to the expected time, so more shots land in the middle.
+// quickDisk returns a directory in memory if possible. On a fast disk the freezes
+// happen closer to the expected time, so more requests arrive in the middle of
+// one.
 func quickDisk() string {
 	if st, err := os.Stat("/dev/shm"); err == nil && st.IsDir() {
 		return "/dev/shm"
@@ -257,8 +262,8 @@ func quickDisk() string {
 	return ""
 }
 
-// provoke causes a pause. It returns its time and how often the instance has
-// been woken before.
+// provoke causes a pause. It returns when the pause is due, and how often the
+// instance has been woken so far.
 func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64, err error) {
 	if way != 1 {
 		for end := time.Now().Add(daemontest.WaitLimit); time.Now().Before(end); {
@@ -266,7 +271,7 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 			if err != nil {
 				return at, 0, err
 			}
-			if o.State == "paused" { // missed: wake it and wait for the next
+			if o.State == "paused" { // paused too early: wake it and wait for the next pause
 				if err := l.do(ctx, "resume", verbResume); err != nil && refused(err) == "" {
 					return at, 0, err
 				}
@@ -285,7 +290,7 @@ func (l *lane) provoke(ctx context.Context, way int) (at time.Time, woken uint64
 		return at, 0, err
 	}
 	at = time.Now().Add(3 * time.Millisecond)
-	l.calls.Go(func() { // its answer does not matter: a client may have been faster
+	l.calls.Go(func() { // the result does not matter, because a client may have been faster
 		until(at)
 		_ = l.do(ctx, "pause", verbPause)
 	})
@@ -303,15 +308,15 @@ func (l *lane) stable(ctx context.Context) (o hostctl.Instance, err error) {
 	return o, err
 }
 
-// until sleeps until shortly before at and spins for the rest, for microsecond
-// accuracy.
+// until waits until at. It sleeps for most of the time and spins for the rest,
+// for microsecond accuracy.
 func until(at time.Time) {
-	time.Sleep(time.Until(at) - 200*time.Microsecond) // outside a bubble: the aim is real time
+	time.Sleep(time.Until(at) - 200*time.Microsecond) // outside a bubble: at is a real time
 	for time.Now().Before(at) {
 	}
 }
 
-// eventLog keeps the events of each instance.
+// eventLog collects the events of each instance.
 type eventLog struct {
 	mu     sync.Mutex
 	by     map[string][]hostctl.Event
@@ -335,7 +340,7 @@ func follow(d *daemontest.Host) *eventLog {
 	return g
 }
 
-// waitStable waits until every event up to now has arrived, and returns the events.
+// waitStable waits until every event so far has arrived, and returns the events.
 // A transition in progress may add more.
 func (g *eventLog) waitStable(t *testing.T, d *daemontest.Host) map[string][]hostctl.Event {
 	t.Helper()
@@ -350,9 +355,9 @@ func (g *eventLog) waitStable(t *testing.T, d *daemontest.Host) map[string][]hos
 	return maps.Clone(g.by)
 }
 
-// met returns what a shot met: a running program, one that was about to be
-// frozen, or a frozen one. It also returns the number of the event that shows
-// it.
+// met returns whether a shot met a running program, one that was being frozen, or
+// a frozen one. It also returns the sequence number of the event that shows it, 0
+// for a running program.
 func met(s shot, events []hostctl.Event) (string, uint64) {
 	for _, e := range events {
 		if e.Time.Before(s.from) || e.Time.After(s.end) {
@@ -383,7 +388,7 @@ func report(t *testing.T, lanes []*lane, events map[string][]hostctl.Event, free
 			m, seq := met(s, events[l.name])
 			counts[m]++
 			if m == "frozen" {
-				wakes[seq] = true // one of those that met it frozen woke it
+				wakes[seq] = true // one of the shots that met it frozen woke it
 			}
 			worst = max(worst, s.to.Sub(s.from))
 		}

@@ -21,10 +21,11 @@ import (
 	"lull/internal/host/modeltest"
 )
 
-// What happens in the races is recorded and checked against the model of the fence:
-// the steps of the daemon, which traces them, the connections and the calls. Each
-// happens between two times of one clock, so a trace is in no order where these
-// overlap, and the model must be able to do it in one of the orders that are left.
+// What happens in a race is recorded and checked against the model of the fence:
+// the daemon's steps, which it traces, and the test's connections and calls. Each
+// happened at some moment between two recorded times. Where these intervals
+// overlap the order is unknown, and the model must allow at least one of the
+// possible orders.
 
 // spans is a collector of traces.
 type spans struct {
@@ -40,7 +41,7 @@ func collect(t *testing.T) *spans {
 	return s
 }
 
-// env has a daemon send every span, and soon.
+// env returns the environment with which a daemon sends every span soon.
 func (s *spans) env() []string {
 	return []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + s.URL, "OTEL_BSP_SCHEDULE_DELAY=100", "OTEL_BSP_MAX_QUEUE_SIZE=1000000"}
 }
@@ -72,7 +73,7 @@ func (s *spans) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
-// of returns the spans of an instance, in the order of their beginning.
+// of returns the spans of an instance, ordered by their beginning.
 func (s *spans) of(name string) (out []*otlp.Span) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,12 +95,13 @@ func attribute(s *otlp.Span, key string) string {
 	return ""
 }
 
-// flush waits until all that the daemon has done up to now has arrived: spans come in
-// the order of their ends.
+// flush waits until every span of what the daemon has done so far has arrived.
+// Spans are sent in the order of their ends, so it waits for that of a last
+// command.
 func (s *spans) flush(d *daemontest.Host, name string) {
 	d.T.Helper()
 	since := time.Now().UnixNano()
-	if _, err := d.Do(d.T.Context(), name, "resume", nil); err != nil { // what runs is checked
+	if _, err := d.Do(d.T.Context(), name, "resume", nil); err != nil { // a resume of a running instance is only a check
 		d.T.Fatal(err)
 	}
 	daemontest.Wait(d.T, "a later span arrives", func() (bool, string) {
@@ -108,10 +110,10 @@ func (s *spans) flush(d *daemontest.Host, name string) {
 	})
 }
 
-// sighting is an act of the test itself, such as a connection or a call.
+// sighting is an action of the test itself, such as a connection or a call.
 type sighting struct {
 	name     string
-	n        int // number of the connection, or of the verb
+	n        int // number of the connection or of the verb
 	from, to time.Time
 }
 
@@ -121,14 +123,14 @@ const (
 	verbPause  = 6
 )
 
-// note records a sighting that ends now.
+// note records a sighting that began at from and ends now.
 func (l *lane) note(name string, n int, from time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seen = append(l.seen, sighting{name, n, from, time.Now()})
 }
 
-// do is Do, recorded.
+// do executes a command like Do, and records it.
 func (l *lane) do(ctx context.Context, verb string, n int) (err error) {
 	defer l.note("called", n, time.Now())
 	_, err = l.d.Do(ctx, l.name, verb, nil)
@@ -140,7 +142,7 @@ type watched struct {
 	*client
 	l      *lane
 	n      int
-	dialed time.Time // until its first request was sent
+	dialed time.Time // when it began to connect; zero once its first request was sent
 }
 
 // dial connects.
@@ -156,8 +158,9 @@ func (l *lane) dial() (*watched, error) {
 	return &watched{c, l, l.conns - 1, began}, nil
 }
 
-// echo is echo of a client. A connection counts from its first request, because only
-// then is it known to wait for anything. The relay passes on later what it is sent.
+// echo is client.echo, recorded. A connection counts from its first request,
+// because only then does its client wait for something. The relay forwards data
+// at an unknown later time.
 func (c *watched) echo(line string) error {
 	what, from := "sent", time.Now()
 	began := from
@@ -190,25 +193,26 @@ func (c *watched) Close() error {
 	return c.client.Close()
 }
 
-// stepEvents are the events of the model for the steps of the daemon.
+// stepEvents maps the names of the daemon's steps to the model's events.
 var stepEvents = map[string]string{"intent": "intent", "gate": "hold", "freeze": "freeze", "look": "look", "arm": "arm", "look-again": "final", "commit": "commit",
 	"undo-disarm": "disarm", "undo-thaw": "thaw", "undo-publish": "release", "disarm": "disarm", "thaw": "thaw", "publish": "release"}
 
-// canFail are the events with a number for a failure.
+// canFail are the events whose number says whether the step failed.
 var canFail = map[string]bool{"look": true, "final": true, "commit": true}
 
-// slack is added to both sides of what the test saw: its clock is the daemon's, but
-// durations are measured with another.
+// slack is added on both sides of the test's own times. They use the same clock
+// as the daemon's, but durations are measured with another one.
 const slack = 10 * time.Microsecond
 
-// traces cuts what happened in a lane until a time into traces. Each begins and ends
-// while the program runs, no transition or call is in progress and no connection is
-// open. few is how many had more connections than the model has.
+// traces divides what happened in a lane until a time into traces for the model.
+// At the beginning and end of each, the program runs, no transition or call is in
+// progress and no connection is open. few is the number of traces that were
+// dropped because they have more connections than the model supports.
 func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace, few int, err error) {
 	type part struct {
 		from, to int64
 		event    *modeltest.Event
-		check    bool // an attempt of the idle timer to pause
+		check    bool // a pause that the idle timer attempted
 	}
 	var parts []part
 	asleep, armed, frozen := int64(0), false, false
@@ -255,7 +259,7 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 		}
 		parts = append(parts, part{from: from, to: to, event: &e})
 	}
-	if asleep > 0 { // until after the last time
+	if asleep > 0 { // asleep until the end of the recording
 		parts = append(parts, part{from: asleep, to: until.UnixNano()})
 	}
 	first, last := map[int]int64{}, map[int]int64{}
@@ -301,7 +305,7 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 					conns[e.N] = len(conns)
 				}
 				e.N = conns[e.N]
-				if e.Name == "closed" && l.relay { // the relay passes that on later
+				if e.Name == "closed" && l.relay { // the relay forwards the close later
 					e.To = modeltest.Open
 				}
 			}
@@ -310,7 +314,7 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 		parts = parts[n:]
 		switch {
 		case end >= until.UnixNano(), len(t.Events) == 0:
-		case len(conns) > modeltest.MaxClients, l.relay && len(conns) > 1: // it is unknown when the relay passes on what it gets
+		case len(conns) > modeltest.MaxClients, l.relay && len(conns) > 1: // it is unknown when the relay forwards data
 			few++
 		default:
 			t.Clients = len(conns)
@@ -367,8 +371,8 @@ func followed(t *testing.T, lanes []*lane, s *spans, until time.Time) {
 	}
 }
 
-// raceChanges make traces that the model must reject, and report whether the trace is
-// suited.
+// raceChanges change a trace so that the model must reject it. Each reports
+// whether the trace was suitable for its change.
 var raceChanges = map[string]func(t *modeltest.Trace) bool{
 	"a frozen program answers": func(t *modeltest.Trace) bool {
 		commit, thaw := step(t, "commit"), step(t, "thaw")
@@ -379,7 +383,7 @@ var raceChanges = map[string]func(t *modeltest.Trace) bool{
 		if slices.ContainsFunc(t.Events, func(e modeltest.Event) bool {
 			return e.N == t.Events[answer].N && e.Name == "answered" && e.To < t.Events[commit].To
 		}) {
-			return false // it may have been that answer
+			return false // this may have been the answer
 		}
 		t.Events[answer].From, t.Events[answer].To = t.Events[commit].To+1, t.Events[commit].To+1
 		return true
@@ -410,8 +414,8 @@ var raceChanges = map[string]func(t *modeltest.Trace) bool{
 	},
 }
 
-// step returns the index of the first event with the name that did not fail; -1 if
-// there is none.
+// step returns the index of the first event with that name that did not fail; -1
+// if there is none.
 func step(t *modeltest.Trace, name string) int {
 	return slices.IndexFunc(t.Events, func(e modeltest.Event) bool { return e.Name == name && e.N == 0 })
 }

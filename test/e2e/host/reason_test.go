@@ -19,15 +19,15 @@ import (
 	"lull/internal/runtime/container"
 )
 
-// starved is the exit reason of a container with 32 MiB that the kernel killed
-// because it ran out of memory.
+// starved is the exit reason of a container with a limit of 32 MiB that the
+// kernel killed because memory ran out.
 const starved = "exited with code 137: out of memory: the kernel ended it; it has 32 MiB: raise --memory"
 
-// hog is a shell script that doubles a string over and over.
+// hog is a shell script that doubles a string until memory runs out.
 const hog = `x=0123456789abcdef; while :; do x=$x$x; done`
 
-// hungry returns a function that starts containers with 32 MiB each. A file
-// named go in the directory shared is visible to them as /shared/go.
+// hungry returns a function that starts containers with 32 MiB each. They see the
+// directory shared as /shared; the tests create the file go there.
 func hungry(t *testing.T) (m *bare, run func(name, script string), shared string) {
 	needContainers(t)
 	root := image(t)
@@ -46,7 +46,7 @@ func hungry(t *testing.T) (m *bare, run func(name, script string), shared string
 	}, shared
 }
 
-// starveAway makes a container run out of memory while no daemon runs, and
+// starveAway makes a container run out of memory while no daemon runs, and then
 // restarts the daemon.
 func starveAway(t *testing.T, m *bare, run func(name, script string), shared string) {
 	t.Helper()
@@ -61,9 +61,10 @@ func starveAway(t *testing.T, m *bare, run func(name, script string), shared str
 	}
 }
 
-// TestStarvedContainer checks that a container killed for lack of memory gives
-// that reason, even if it ended while no daemon ran, and that all its resources
-// are released. A container that exits with the same code does not give it.
+// TestStarvedContainer checks that a container that was killed for lack of memory
+// reports that reason, even if it ended while no daemon was running, and that all
+// its resources are released. A container that exits with the same code by itself
+// must not report it.
 func TestStarvedContainer(t *testing.T) {
 	m, run, shared := hungry(t)
 	run("hog", hog)
@@ -90,10 +91,9 @@ func TestStarvedContainer(t *testing.T) {
 	}
 }
 
-// TestStarvedAndHalfSwept checks that the reason of an exit is known even if
-// the control groups, which held the evidence, were removed before the exit was
-// recorded. The runc of this test is interrupted in the middle of its first
-// delete.
+// TestStarvedAndHalfSwept checks that the reason of an exit is known even if the
+// control groups with the evidence were removed before the exit was recorded. A
+// wrapper of runc interrupts the first delete in the middle.
 func TestStarvedAndHalfSwept(t *testing.T) {
 	real, err := container.Find("")
 	daemontest.Need(t, err, "runc")
@@ -116,7 +116,7 @@ exec %[2]s "$@"
 	if _, err := os.Stat(filepath.Join(dir, "cut")); err != nil {
 		t.Errorf("no delete was interrupted: %v", err)
 	}
-	// The note belongs to that run, not to the next.
+	// The recorded reason belongs to that run only, not to the next.
 	errtest.None(t, os.Remove(filepath.Join(shared, "go")))
 	errtest.None(t, m.Start("late"))
 	errtest.None(t, syscall.Kill(m.d.Show("late").PID, syscall.SIGKILL))
@@ -128,9 +128,9 @@ exec %[2]s "$@"
 	}
 }
 
-// TestFailedStartBlamesNobody checks that a program that exits before it listens
-// is not said to have found its port taken while only lull holds that port, and
-// that a process which does have the port is named as the reason.
+// TestFailedStartBlamesNobody checks the reason given for a program that exits
+// before it listens. While only lull holds its port, the port must not be
+// reported as taken. A process that does have the port must be named.
 func TestFailedStartBlamesNobody(t *testing.T) {
 	m := bare{}.over(t)
 	addr := daemontest.Addr(t)
@@ -155,8 +155,9 @@ func TestFailedStartBlamesNobody(t *testing.T) {
 	}
 }
 
-// TestStartSaysWhatItWaitsFor checks that a start which waits for a port names it
-// long before it fails, and the port that the program listens on instead.
+// TestStartSaysWhatItWaitsFor checks that a start that waits for a port names
+// that port long before it fails, and the port on which the program listens
+// instead.
 func TestStartSaysWhatItWaitsFor(t *testing.T) {
 	m := bare{}.over(t)
 	wrong, right := daemontest.Addr(t), daemontest.Addr(t)

@@ -22,9 +22,9 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// TestRelayQueuesWithoutADaemon checks that clients of the relay that connect
-// while the daemon is killed, ended and started again wait and are answered.
-// Only a connection that the old daemon had accepted may be cut.
+// TestRelayQueuesWithoutADaemon checks that clients that connect to the relay
+// while the daemon is killed, shut down or restarted wait and are answered. Only
+// a connection that the old daemon had accepted may break.
 func TestRelayQueuesWithoutADaemon(t *testing.T) {
 	shared := daemontest.Addr(t)
 	d := host(t, "--probe", "50ms", "--http", shared)
@@ -73,7 +73,7 @@ func TestRelayQueuesWithoutADaemon(t *testing.T) {
 		d.Kill()
 		var waiting sync.WaitGroup
 		for _, addr := range addrs {
-			for range 3 { // accepted only by the next daemon
+			for range 3 { // only the next daemon accepts them
 				c, err := dial(addr)
 				if err != nil {
 					t.Fatalf("round %d: %s without a daemon: %v", n, addr, err)
@@ -108,7 +108,7 @@ func TestRelayQueuesWithoutADaemon(t *testing.T) {
 	for _, addr := range addrs {
 		mustAnswer(t, addr)
 	}
-	shim := d.ShimPID() // another shim has the daemon's duplicates
+	shim := d.ShimPID() // another shim holds the daemon's duplicates
 	errtest.None(t, syscall.Kill(shim, syscall.SIGKILL))
 	daemontest.Wait(t, "another shim has the port", func() (bool, string) {
 		p := d.ShimPID()
@@ -122,7 +122,7 @@ func TestRelayQueuesWithoutADaemon(t *testing.T) {
 	}
 }
 
-// listens reports whether a process has the socket that listens on an IPv4 port.
+// listens reports whether a process has the listening socket of an IPv4 port.
 func listens(t *testing.T, pid int, port string) bool {
 	t.Helper()
 	n, err := strconv.Atoi(port)
@@ -145,9 +145,9 @@ func listens(t *testing.T, pid int, port string) bool {
 	return false
 }
 
-// TestRelayPortsCloseForGood checks that the port of a relayed instance is closed once the
-// instance is removed, also if the daemon was killed before it could close it, and
-// another instance can have it.
+// TestRelayPortsCloseForGood checks that the port of a relayed instance is closed
+// when the instance is removed, even if the daemon was killed before it could
+// close it, and that another instance can then use it.
 func TestRelayPortsCloseForGood(t *testing.T) {
 	d := host(t)
 	closed := func(addr string) {

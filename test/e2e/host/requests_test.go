@@ -12,9 +12,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// An unanswered request holds the instance however long its connection has been
-// quiet, on both paths, even if it followed an answer at once. The answered
-// connection is ignored.
+// TestLongPollIsAnswered checks that an unanswered request keeps the instance
+// running however long its connection has been quiet, on both paths, even if it
+// directly followed an answer. A connection whose requests are answered must not.
 func TestLongPollIsAnswered(t *testing.T) {
 	t.Parallel()
 	onBothPaths(t, func(t *testing.T, d *daemontest.Host, relay bool) {
@@ -33,12 +33,13 @@ func TestLongPollIsAnswered(t *testing.T) {
 			if o := d.Show(s.Name); o.PauseCount != before {
 				t.Errorf("paused %d times while a client waited", o.PauseCount-before)
 			}
-			d.Await(s.Name, "paused") // although the connection stays open, because it is quiet again
+			d.Await(s.Name, "paused") // the connection is open but quiet again
 		}
 	})
 }
 
-// An idle outbound connection is ignored. An unanswered request on it is work.
+// TestOutboundRequests checks that an outbound connection with an unanswered
+// request keeps the instance running, and that an idle one does not.
 func TestOutboundRequests(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -66,7 +67,7 @@ func TestOutboundRequests(t *testing.T) {
 	})
 	errtest.Get(io.WriteString(c, "nothing\n"))(t)
 	d.Await("pool", "paused")
-	if _, err := io.WriteString(c, "something\n"); err != nil { // data on an ignored connection wakes
+	if _, err := io.WriteString(c, "something\n"); err != nil { // data wakes it, even on an ignored connection
 		t.Fatal(err)
 	}
 	d.Until("pool", "was woken", func(o hostctl.Instance) bool { return o.WakeCount > 0 })

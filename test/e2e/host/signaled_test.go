@@ -12,10 +12,9 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// TestSignaledStop checks that a client is answered by the next run of a program
-// whose daemon died in the middle of an automatic stop: the program is frozen and
-// its SIGTERM is pending, or the supervisor has thawed it and it takes its time to
-// exit.
+// TestSignaledStop kills a daemon in the middle of an automatic stop: the program
+// is frozen with a pending SIGTERM, or the supervisor has thawed it and it takes
+// a while to exit. It checks that the program's next run answers a client.
 func TestSignaledStop(t *testing.T) {
 	t.Parallel()
 	for _, thawed := range []bool{false, true} {

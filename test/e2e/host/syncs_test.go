@@ -18,10 +18,10 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestSyncsPerCycle counts the daemon's disk operations while an instance is
-// paused and woken ten times, with every call traced. A cycle costs two syncs:
-// the intent before the freeze, and the commit after it. None comes between a
-// client and the thaw, and no file is renamed.
+// TestSyncsPerCycle counts the daemon's syncs and renames while an instance is
+// paused and woken ten times. A cycle may cost two syncs, of the intent before
+// the freeze and of the commit after it. No sync may come between a client and
+// the thaw, and no file may be renamed.
 func TestSyncsPerCycle(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Skip("strace is not installed")
@@ -30,7 +30,7 @@ func TestSyncsPerCycle(t *testing.T) {
 	d := host(t, "--pause-after", "1h")
 	s, addr := web(t, "web", false)
 	d.Launch(s)
-	refused := 0 // each may have cost the sync of an intent
+	refused := 0 // a refused pause may have synced its intent
 	cycle := func() {
 		t.Helper()
 		pauses := d.Show("web").PauseCount
@@ -44,7 +44,7 @@ func TestSyncsPerCycle(t *testing.T) {
 		mustAnswer(t, addr)
 		d.Await("web", "running")
 	}
-	cycle() // which makes the files of the logs
+	cycle() // the first cycle creates the log files
 	trace := traced(t, d, "fsync,fdatasync,sync,syncfs,msync,sync_file_range,?rename,renameat,renameat2,write,pwrite64")
 	refused = 0
 	for range cycles {
@@ -78,11 +78,11 @@ func TestSyncsPerCycle(t *testing.T) {
 
 var syncCall = regexp.MustCompile(`(?m)^\d+ +(fsync|fdatasync|sync|syncfs|msync|sync_file_range)\(`)
 
-// TestNothingBeforeThaw traces the daemon's calls for a client that comes to a
-// paused program. From the event on, the thread that thaws calls nothing before the
-// thaw, and after it closes one file and sleeps before it does anything else. The runtime may move the work to another thread now and
-// then, so one such wake of ten is enough; a call that the code makes is in all
-// of them.
+// TestNothingBeforeThaw traces the daemon's system calls when a client connects
+// to a paused program. Between the event and the thaw, the thread that thaws must
+// make no other call; afterwards it must only yield, close one file and sleep.
+// One such wake of ten suffices, because the runtime sometimes moves the work to
+// another thread, while a call made by the code would appear in every wake.
 func TestNothingBeforeThaw(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Skip("strace is not installed")
@@ -98,7 +98,7 @@ func TestNothingBeforeThaw(t *testing.T) {
 		})
 		mustAnswer(t, addr)
 		d.Await("web", "running")
-		time.Sleep(2 * headStarts) // outside a bubble: of wakes that follow sooner, only the first sleeps
+		time.Sleep(2 * headStarts) // outside a bubble: if wakes follow sooner, only the first one sleeps
 	}
 	var seen []string
 	if log := trace(); !slices.ContainsFunc(wakes(log), func(calls string) bool {
@@ -112,20 +112,20 @@ func TestNothingBeforeThaw(t *testing.T) {
 	}
 }
 
-// headStarts is the interval in which the process runtime lets one program run
-// before the daemon does.
+// headStarts is the minimum interval between two head starts: after a thaw, the
+// process runtime lets the program run before the daemon.
 const headStarts = 4 * time.Millisecond
 
-// wakes returns, for each thaw, the calls of the thread that made it: from the
-// event on, and until it sleeps or enters a write or a futex.
+// wakes returns, for each thaw, the calls of the thread that made it, from the
+// event until the thread sleeps or calls write or futex.
 func wakes(log string) (out []string) {
 	byThread := map[string][]string{}
-	after := map[string]bool{} // threads that have thawed and whose calls are still listed
+	after := map[string]bool{} // threads that have thawed and whose calls are still collected
 	for line := range strings.Lines(log) {
 		pid, rest, _ := strings.Cut(line, " ")
 		name, _, called := strings.Cut(strings.TrimSpace(rest), "(")
 		if !called || strings.HasPrefix(name, "<") {
-			continue // the end of a call
+			continue // the second half of an interrupted line
 		}
 		switch thaw := strings.Contains(line, `freeze>, "0"`) || strings.Contains(line, `state>, "THAWED"`); {
 		case after[pid]:
@@ -146,7 +146,8 @@ func wakes(log string) (out []string) {
 	return out
 }
 
-// traced has strace follow calls of the daemon. trace ends it and returns them.
+// traced runs strace on the daemon for the given calls. trace ends it and returns
+// its output.
 func traced(t *testing.T, d *daemontest.Host, calls string) (trace func() string) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "trace")

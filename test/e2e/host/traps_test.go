@@ -16,8 +16,9 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// Duplicated sockets are closed before the thaw: a connection's end arrives,
-// and a port is free as soon as its program is gone, paused or not.
+// TestDuplicatesAreGone checks that no duplicate of a socket outlives its
+// program: when a paused or just woken program is killed, its connection must end
+// and its port must be free at once.
 func TestDuplicatesAreGone(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -34,11 +35,11 @@ func TestDuplicatesAreGone(t *testing.T) {
 		errtest.None(t, c.echo("hello"))
 		d.Await("gone", "paused")
 		pid := d.Show("gone").PID
-		if n%2 == 0 { // while frozen, or just after a wake
+		if n%2 == 0 { // every second time, kill it just after a wake
 			errtest.None(t, c.echo("wake"))
 		}
 		errtest.None(t, syscall.Kill(pid, syscall.SIGKILL))
-		if _, err := io.ReadAll(c.r); err != nil && n%2 == 0 { // the program's exit ends its connection
+		if _, err := io.ReadAll(c.r); err != nil && n%2 == 0 { // the program's exit must end its connection
 			var ne net.Error
 			if asNet(err, &ne) && ne.Timeout() {
 				t.Fatalf("the connection of a dead program stays open: %v", err)
@@ -62,7 +63,8 @@ func asNet(err error, into *net.Error) bool {
 	return ok
 }
 
-// Hundreds of pauses and wakes leak no descriptor and no goroutine.
+// TestNoLeaks checks that hundreds of pauses and wakes leak no descriptor and no
+// goroutine.
 func TestNoLeaks(t *testing.T) {
 	t.Parallel()
 	cycles := scaletest.Count(t, "LULL_HOST_CYCLES", 200)
@@ -84,7 +86,7 @@ func TestNoLeaks(t *testing.T) {
 		})
 		mustAnswer(t, addr)
 	}
-	for n := range 40 { // for everything that is opened once only
+	for n := range 40 { // first open everything that is opened only once
 		cycle(n)
 	}
 	look := func() (daemon, shim, goroutines int) {

@@ -27,9 +27,9 @@ func onBothPaths(t *testing.T, f func(t *testing.T, d *daemontest.Host, relay bo
 	}
 }
 
-// Connections that are open while the program is frozen: data wakes it, a close
-// wakes it, a half-close arrives as a half-close, and the first bytes of a new
-// connection are delivered.
+// TestStandingConnections checks connections that are open while the program is
+// frozen: data wakes it, a close wakes it, a half-close arrives as a half-close,
+// and the first bytes of a new connection are delivered.
 func TestStandingConnections(t *testing.T) {
 	t.Parallel()
 	onBothPaths(t, func(t *testing.T, d *daemontest.Host, relay bool) {
@@ -58,8 +58,8 @@ func TestStandingConnections(t *testing.T) {
 	})
 }
 
-// Without quiet-connection-after an open connection holds. With it, a quiet
-// connection does not.
+// TestIdleConnectionHolds checks that an open connection keeps the instance
+// running without quiet-connection-after, and that a quiet one does not with it.
 func TestIdleConnectionHolds(t *testing.T) {
 	t.Parallel()
 	onBothPaths(t, func(t *testing.T, d *daemontest.Host, relay bool) {
@@ -78,7 +78,7 @@ func TestIdleConnectionHolds(t *testing.T) {
 		if o := d.Show(s.Name); o.State != "paused" {
 			t.Fatalf("by force it is %s, want paused", o.State)
 		}
-		if err := c.echo("and again"); err != nil { // data wakes it, whatever put it to sleep
+		if err := c.echo("and again"); err != nil { // data wakes it, whatever made it sleep
 			t.Fatal(err)
 		}
 		c.Close()
@@ -86,7 +86,8 @@ func TestIdleConnectionHolds(t *testing.T) {
 	})
 }
 
-// Programs with several processes, several sockets and sockets that change.
+// TestServersOfAllKinds pauses and wakes programs with several processes, several
+// sockets, and sockets that change.
 func TestServersOfAllKinds(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -136,9 +137,9 @@ func TestServersOfAllKinds(t *testing.T) {
 	}
 }
 
-// LISTEN_FDS: an instance that lull stopped is started by a connection to its
-// port, which stays open. If a user stopped it, or it must not be woken, the
-// port is closed.
+// TestWakeFromStopped checks that a connection starts an instance with LISTEN_FDS
+// that lull stopped, because its port stays open. The port must be closed if a
+// user stopped the instance, or if it must not be woken.
 func TestWakeFromStopped(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -164,13 +165,14 @@ func TestWakeFromStopped(t *testing.T) {
 			c.Close()
 			t.Errorf("the port %s of a stopped program is open", addr)
 		}
-		ln, err := net.Listen("tcp", addr) // nothing holds the port
+		ln, err := net.Listen("tcp", addr) // the port must be free
 		if err != nil {
 			t.Fatalf("the port %s of a stopped program cannot be used: %v", addr, err)
 		}
 		ln.Close()
 	}
-	// The ladder leads there too.
+	// The steps of the ladder also lead to a stop from which a connection wakes
+	// it.
 	s, addr := web(t, "ladder", true)
 	s.StopAfter = daemontest.Seconds(300 * time.Millisecond)
 	d.Launch(s)
@@ -180,7 +182,8 @@ func TestWakeFromStopped(t *testing.T) {
 	t.Log("REPORT wake from stopped: 5 starts by a connection to held sockets, 1 through the relay; a plain program's port closes with it")
 }
 
-// Messages of a program over LULL_SOCKET.
+// TestWorkloadSocket checks the effect of the messages that a program sends over
+// LULL_SOCKET.
 func TestWorkloadSocket(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "300ms")
@@ -195,7 +198,7 @@ func TestWorkloadSocket(t *testing.T) {
 	}
 	runs := func(why string) {
 		t.Helper()
-		d.Await("talks", "running") // its answer can come before the daemon reports it as running
+		d.Await("talks", "running") // the program may answer before the daemon reports it as running
 		if !waittest.Stays(1500*time.Millisecond, func() bool { return d.Show("talks").State == "running" }) {
 			t.Fatalf("it was paused although %s", why)
 		}
@@ -213,7 +216,7 @@ func TestWorkloadSocket(t *testing.T) {
 	d.Await("talks", "paused")
 	say(`{"jsonrpc":"2.0","id":5,"method":"busy","params":{}}`)
 	runs("it is busy")
-	if _, err := once(addr, "hangup"); err != nil { // busy ends with its connection
+	if _, err := once(addr, "hangup"); err != nil { // busy ends with the connection that reported it
 		t.Fatal(err)
 	}
 	d.Await("talks", "paused")
@@ -224,7 +227,7 @@ func TestWorkloadSocket(t *testing.T) {
 	slept := d.Until("talks", "it sleeps again", func(o hostctl.Instance) bool { return o.WakeCount > before && o.State == "paused" }).WakeCount
 	o := d.Until("talks", "next_due wakes it", func(o hostctl.Instance) bool { return o.WakeCount > slept })
 	early := due.Sub(*o.LastResumedAt)
-	if o.LastResumedBy != "timer" || early > 2100*time.Millisecond { // host.Lead, and what passes between two clocks
+	if o.LastResumedBy != "timer" || early > 2100*time.Millisecond { // at most host.Lead before it was due, plus the difference of two clocks
 		t.Fatalf("woken by %s at %s, due at %s", o.LastResumedBy, o.LastResumedAt, due)
 	}
 	o = d.Until("talks", "it sleeps once more", func(o hostctl.Instance) bool { return o.WakeCount > slept && o.State == "paused" })
@@ -239,9 +242,9 @@ func TestExecAndLogs(t *testing.T) {
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
 	s := spec("spam", "spam", "40000") // 4 MB
 	s.LogMax, s.Env = 256<<10, []string{"COLOUR=blue"}
-	s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // nothing wakes it, so the host's default does not pause it
+	s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // needed because nothing can wake it
 	o := d.Launch(s)
-	hold(d, "spam", "prints") // a program without processor time looks idle
+	hold(d, "spam", "prints") // a program that gets no CPU time would look idle
 	daemontest.Wait(t, "the last line is in the log", func() (bool, string) {
 		said := d.Said("spam")
 		return strings.Contains(said, "last line"), said[max(0, len(said)-200):]
@@ -269,9 +272,9 @@ func TestExecAndLogs(t *testing.T) {
 	t.Logf("REPORT logs: 4 MB printed, %d bytes kept in 2 files; exec woke a paused instance and gave code %d", total, x.ExitCode)
 }
 
-// Exits: a crash loop is recognized, a failed program is restarted even if the
-// daemon is killed in between, and a paused program is asked to exit
-// gracefully.
+// TestEnds checks that a crash loop is recognized, that a failed program is
+// restarted even if the daemon is killed in between, and that a paused program is
+// asked to exit gracefully.
 func TestEnds(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -279,7 +282,7 @@ func TestEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Short-lived failures are spaced out: the daemon may be killed in a gap.
+	// There is a delay between the restarts, in which the daemon may be killed.
 	d.Until("loops", "two crashes", func(o hostctl.Instance) bool { return o.RestartCount >= 2 && o.State == "stopped" })
 	d.Kill()
 	d.Boot()
@@ -309,7 +312,8 @@ func TestEnds(t *testing.T) {
 	t.Logf("REPORT ends: crash loop after %d restarts over a kill of the daemon; SIGTERM handled after PAUSED; killed program started again", o.RestartCount)
 }
 
-// Reclaim frees memory if the machine can, and pages of files always.
+// TestReclaim checks that reclaim frees mapped pages of files, and anonymous
+// memory if the machine can swap.
 func TestReclaim(t *testing.T) {
 	t.Parallel()
 	d := host(t, "--probe", "100ms", "--pause-after", "200ms")
@@ -320,7 +324,7 @@ func TestReclaim(t *testing.T) {
 	_ = f.Sync() // only clean pages can be freed
 	f.Close()
 	for _, s := range []instance.Spec{spec("file", "mapped", big), spec("anonymous", "mem", "32")} {
-		s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // nothing wakes it, so the host's default does not pause it
+		s.PauseAfter = daemontest.Seconds(200 * time.Millisecond) // needed because nothing can wake it
 		s.ReclaimAfter = *daemontest.Seconds(300 * time.Millisecond)
 		d.Launch(s)
 		o := d.Await(s.Name, "reclaimed")

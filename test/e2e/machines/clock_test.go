@@ -11,9 +11,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestClockOnEveryRung checks that guests that stayed at a step of the ladder
-// for much longer than slack have the right time after a client wakes them.
-// Each stays at its own step, all at the same time.
+// TestClockOnEveryRung checks that guests that slept for much longer than slack
+// have the right time after a client wakes them. One guest sleeps at each step of
+// the ladder, all at the same time.
 func TestClockOnEveryRung(t *testing.T) {
 	const nap = 3 * slack
 	d := host(t)

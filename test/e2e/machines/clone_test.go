@@ -13,8 +13,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// clone pauses b and clones it. The closing of an earlier connection may wake b
-// again, so clone retries until it succeeds.
+// clone pauses b and clones it. The end of an earlier connection may wake b
+// again, so clone retries.
 func (b *box) clone(name string) *box {
 	b.T.Helper()
 	listen := daemontest.Addr(b.T)
@@ -24,8 +24,8 @@ func (b *box) clone(name string) *box {
 		var err error
 		o, err = b.Clone(b.T.Context(), b.name, hostctl.Clone{Name: name, Expose: []instance.Endpoint{{Listen: listen, Target: "127.0.0.1:80"}}})
 		if err != nil && strings.Contains(err.Error(), "are connected") {
-			// The close may have arrived right before the pause: a sleeping
-			// guest cannot receive it.
+			// Deliver the end of a connection that arrived right before the
+			// pause; a sleeping guest cannot receive it.
 			_, _ = b.Do(b.T.Context(), b.name, "resume", nil)
 		}
 		return err == nil, fmt.Sprint(err, perr)
@@ -46,10 +46,10 @@ func (b *box) inside(file string) string {
 	return strings.TrimSpace(x.Stdout)
 }
 
-// TestClones checks that two clones of one guest continue from its snapshot,
-// independently and under their own names, beside the guest itself. One of them
-// is hibernated and restored, also across a kill of the daemon. The memory that
-// they shared is released.
+// TestClones checks that two clones of a guest continue from its snapshot,
+// independently and under their own names, while the guest itself continues too.
+// One clone is hibernated and restored, also after a kill of the daemon. Finally
+// the memory that they shared must be released.
 func TestClones(t *testing.T) {
 	d := host(t)
 	a := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
@@ -89,7 +89,7 @@ func TestClones(t *testing.T) {
 	}
 	t.Logf("held: %d MiB by the guest, %d and %d by its clones", a.get().MemoryBytes>>20, b.get().MemoryBytes>>20, c.get().MemoryBytes>>20)
 
-	e := b.clone("e") // of a clone
+	e := b.clone("e") // a clone of a clone
 	d.Kill()
 	d.Boot()
 	if got := b.send("count"); got != "counted 4" {

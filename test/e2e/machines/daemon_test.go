@@ -50,7 +50,7 @@ func tool(name string) error {
 
 func rounds(t *testing.T) int { return scaletest.Count(t, "LULL_VM_CYCLES", 2) }
 
-// small creates the root files of a guest that contains only the test program.
+// small returns the root files of a guest that contains only the test program.
 func small(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -97,14 +97,14 @@ func (b *box) get() hostctl.Instance {
 	return b.Show(b.name)
 }
 
-// is waits for a state. Reading the state wakes nothing.
+// is waits until the guest is in a state. Reading the state does not wake it.
 func (b *box) is(state string) hostctl.Instance {
 	b.T.Helper()
 	return b.Await(b.name, state)
 }
 
-// pause freezes it on request. A connection's close that is still in flight
-// wakes it again, so pause retries until it stays frozen.
+// pause pauses the guest manually. The end of a connection that is still in
+// flight can wake it again, so pause repeats until it stays paused.
 func (b *box) pause() {
 	b.T.Helper()
 	daemontest.Wait(b.T, b.name+" is paused manually", func() (bool, string) {
@@ -113,19 +113,20 @@ func (b *box) pause() {
 	})
 }
 
-// sinks pauses it and waits for a step of the ladder. It repeats the pause if
-// late packets of a client, such as the close of its connection, wake it.
+// sinks pauses the guest and waits until it reaches a step of the ladder. If late
+// packets of a client wake it, such as the end of its connection, sinks repeats
+// the pause.
 func (b *box) sinks(rung string) {
 	b.T.Helper()
 	b.Until(b.name, "it is "+rung, func(o hostctl.Instance) bool {
 		if o.State == "running" {
-			_ = b.Force(b.name) // checked again
+			_ = b.Force(b.name) // the loop checks the result
 		}
 		return o.State == rung
 	})
 }
 
-// signal sends a signal to its QEMU.
+// signal sends a signal to the guest's QEMU.
 func (b *box) signal(s syscall.Signal) {
 	b.T.Helper()
 	pid := b.get().PID
@@ -146,7 +147,8 @@ func (b *box) dial(port int) net.Conn {
 	return c
 }
 
-// ask sends a line on a connection and returns the answer.
+// ask sends a line on a connection and returns the answer. It fails the test if
+// there is none.
 func (b *box) ask(c net.Conn, line string) string {
 	b.T.Helper()
 	if err := c.SetDeadline(time.Now().Add(daemontest.WaitLimit)); err != nil {
@@ -162,7 +164,8 @@ func (b *box) ask(c net.Conn, line string) string {
 	return strings.TrimSpace(got)
 }
 
-// try is ask on a new connection, to a box that may not answer.
+// try sends a line on a new connection and returns the answer, or an error if
+// there is none.
 func (b *box) try(line string) (string, error) {
 	c, err := net.DialTimeout("tcp", b.addrs[0], daemontest.WaitLimit)
 	if err != nil {
@@ -179,7 +182,8 @@ func (b *box) try(line string) (string, error) {
 	return strings.TrimSpace(got), err
 }
 
-// send is ask on a new connection.
+// send sends a line on a new connection and returns the answer. It fails the test
+// if there is none.
 func (b *box) send(line string) string {
 	b.T.Helper()
 	c := b.dial(0)

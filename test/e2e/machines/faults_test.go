@@ -17,13 +17,15 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// deep makes a guest go down the ladder soon after a manual pause.
+// deep sets timers with which a guest goes down the ladder soon after a manual
+// pause.
 func deep(s *instance.Spec) {
 	s.ReclaimAfter, s.HibernateAfter = idle.Duration(200*time.Millisecond), idle.Duration(400*time.Millisecond)
 }
 
-// TestDaemonKilled kills the daemon with SIGKILL while a guest runs, is paused
-// or is being saved. The next daemon finds it as it was, with its counters.
+// TestDaemonKilled kills the daemon with SIGKILL while a guest runs, is paused or
+// is being saved. The next daemon must find the guest as it was, with its
+// counters.
 func TestDaemonKilled(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
@@ -51,7 +53,8 @@ func TestDaemonKilled(t *testing.T) {
 	again("hibernated", "2")
 }
 
-// TestFaults breaks one thing after another around one instance.
+// TestFaults causes one fault after another around one instance, and checks that
+// each is reported and survived.
 func TestFaults(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, deep, "guest", "serve", ":80")
@@ -64,7 +67,7 @@ func TestFaults(t *testing.T) {
 		return y
 	}
 
-	// The disk is full when the guest is saved.
+	// The disk is full when the guest is to be saved.
 	b.send("count")
 	errtest.None(t, os.Symlink("/dev/full", file("state")))
 	b.pause()
@@ -76,8 +79,8 @@ func TestFaults(t *testing.T) {
 		t.Errorf("after a disk was full: %s", got)
 	}
 
-	// A QEMU stopped by a signal is unknown and not idle. It is reported, and
-	// continued automatically, so a waiting client is answered.
+	// A QEMU that is stopped by a signal is unknown and not idle. It is reported,
+	// and is continued automatically, so that a waiting client is answered.
 	b.signal(syscall.SIGSTOP)
 	daemontest.Wait(b.T, "it is unknown", func() (bool, string) {
 		y := explained()
@@ -101,7 +104,7 @@ func TestFaults(t *testing.T) {
 	for _, paused := range []bool{false, true} {
 		if paused {
 			b.Must(b.name, "start")
-			b.lease(take) // it stays paused and does not go to a deeper sleep
+			b.lease(take) // a lease, so that it stays paused and does not go deeper
 			b.pause()
 		}
 		b.signal(syscall.SIGKILL)
@@ -110,7 +113,7 @@ func TestFaults(t *testing.T) {
 		}
 	}
 
-	// A guest without memory ends with a reason.
+	// A guest that runs out of memory ends with a reason.
 	b.Must(b.name, "start")
 	c := b.dial(0)
 	defer c.Close()

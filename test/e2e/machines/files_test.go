@@ -16,8 +16,8 @@ import (
 	"lull/internal/lib/httpx"
 )
 
-// TestFiles copies files into and out of a guest with lull cp. A sleeping guest is
-// woken for it, a stopped one is not started.
+// TestFiles copies files into and out of a guest with lull cp. That must wake a
+// sleeping guest, and must not start a stopped one.
 func TestFiles(t *testing.T) {
 	d := host(t)
 	b := run(d, "files", small(t), nil, func(s *instance.Spec) { s.User = "1234" }, "guest", "serve", ":80")
@@ -46,7 +46,7 @@ func TestFiles(t *testing.T) {
 	}
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	content := bytes.Repeat([]byte("0123456789abcde\n"), 1<<17) // 2 MiB, several windows of a stream
+	content := bytes.Repeat([]byte("0123456789abcde\n"), 1<<17) // 2 MiB, more than the window of a stream
 	for _, err := range []error{
 		os.WriteFile(at("big"), content, 0o640),
 		os.MkdirAll(at("tree/deep/empty"), 0o755),

@@ -16,7 +16,7 @@ import (
 )
 
 // TestHungAtRestart checks that QEMUs that hang while the daemon is killed and
-// restarted are reported, delay no other instance, and can be stopped and
+// restarted are reported, do not delay other instances, and can be stopped and
 // removed.
 func TestHungAtRestart(t *testing.T) {
 	d := host(t)
@@ -53,14 +53,14 @@ func TestHungAtRestart(t *testing.T) {
 }
 
 // TestRestartWithoutKernel checks that a daemon whose guest kernel has
-// disappeared adopts running guests, relays to them, pauses and wakes them, and
-// stops them.
+// disappeared can still adopt running guests, relay to them, pause and wake them,
+// and stop them.
 func TestRestartWithoutKernel(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")
 	b.send("count")
 	d.Kill()
-	c := b.dial(0) // it waits for the next daemon
+	c := b.dial(0) // waits for the next daemon
 	d.Set("--guest-kernel", "/nowhere")
 	d.Boot()
 	if got := b.ask(c, "count"); got != "counted 2" {
@@ -81,9 +81,9 @@ func TestRestartWithoutKernel(t *testing.T) {
 	}
 }
 
-// TestGuestFailsOpen checks that no guest that lull has paused stays paused
-// when the daemon hangs, or is killed together with the shim. The next daemon
-// sets its clock.
+// TestGuestFailsOpen checks that no guest that lull has paused stays paused if
+// the daemon hangs, or is killed together with the shim. The next daemon must set
+// the guest's clock.
 func TestGuestFailsOpen(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, nil, "guest", "serve", ":80")

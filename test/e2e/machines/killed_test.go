@@ -21,14 +21,14 @@ import (
 
 const killedSaying = "QEMU was killed by signal 9 (killed)"
 
-// home returns the directory of its runs.
+// home returns the directory of the guest's runs.
 func (b *box) home() string {
 	b.T.Helper()
 	return filepath.Join(b.Dir, "data", "vm", "vm", b.get().ID)
 }
 
-// qemu returns the PID of its QEMU from /proc, 0 for none. A daemon in the
-// middle of a transition does not report it.
+// qemu returns the PID of the QEMU whose directory is home, from /proc; 0 if
+// there is none. The daemon does not report it in the middle of a transition.
 func qemu(home string) int {
 	ents, _ := os.ReadDir("/proc")
 	for _, e := range ents {
@@ -44,7 +44,8 @@ func qemu(home string) int {
 	return 0
 }
 
-// killAt kills its QEMU as soon as ok returns true.
+// killAt kills the guest's QEMU as soon as ok returns true. what names that
+// moment.
 func (b *box) killAt(what string, ok func() bool) {
 	b.T.Helper()
 	home := b.home()
@@ -68,9 +69,10 @@ func missing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// TestQEMUKilled kills QEMU at the steps at which a guest is neither running
-// nor paused. Each kill is reported with its reason, and the next client is
-// answered: by the restored guest if it was on disk, otherwise by a booted one.
+// TestQEMUKilled kills QEMU at moments at which the guest is neither running nor
+// paused. Each kill must be reported with its reason. The next client must be
+// answered by the restored guest if the guest was on disk, otherwise by a freshly
+// booted one.
 func TestQEMUKilled(t *testing.T) {
 	d := host(t)
 	b := run(d, "a", small(t), []int{80}, func(s *instance.Spec) {
@@ -101,10 +103,10 @@ func TestQEMUKilled(t *testing.T) {
 			t.Errorf("%s: %s", step, got)
 		}
 		told(step)
-		b.Must("a", "start") // so many ends in a row are no crash loop
+		b.Must("a", "start") // so that the kills do not count as a crash loop
 	}
 
-	// During boot, after it was killed while running.
+	// Killed while it boots, after a kill while it ran.
 	old := b.get().PID
 	b.signal(syscall.SIGKILL)
 	b.killAt("it boots again", func() bool { pid := qemu(home); return pid != 0 && pid != old })
@@ -117,7 +119,7 @@ func TestQEMUKilled(t *testing.T) {
 	b.signal(syscall.SIGKILL)
 	anew("reclaimed")
 
-	// During the save: it is on disk, or has ended.
+	// Killed during the save. The guest is then on disk or has ended.
 	b.sinks("reclaimed")
 	b.killAt("it is being saved", func() bool { return !missing(filepath.Join(home, "state")) })
 	b.Until("a", "it is at rest", func(o hostctl.Instance) bool { return o.State == "hibernated" || o.State == "running" })
@@ -132,7 +134,7 @@ func TestQEMUKilled(t *testing.T) {
 	}
 	t.Logf("killed while it was saved: kept %t", kept)
 
-	// After its state was read and before its guest agent answers.
+	// Killed during a restore, before the guest agent answers.
 	b.sinks("hibernated")
 	woken := make(chan string, 1)
 	go func() {

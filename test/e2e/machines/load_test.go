@@ -23,8 +23,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// One load consists of this many answers of nginx and this many runs of each
-// Redis command, over a few connections at once.
+// The size of one load: the number of answers by nginx, and of runs of each Redis
+// command, over a few concurrent connections.
 const (
 	answers = 24
 	orders  = 300
@@ -34,9 +34,9 @@ const (
 	napEvery    = 200 * time.Millisecond
 )
 
-// script makes wrk compare every body, end every other connection with its
-// request, and report when it has enough. It is then interrupted, because a
-// fixed duration would be a guess of how long wakes take.
+// script makes wrk compare every body, close every second connection after its
+// request, and print a line when it has enough answers. wrk is then interrupted.
+// A fixed duration would not work, because it is unknown how long the wakes take.
 const script = `
 local threads = {}
 function setup(thread) table.insert(threads, thread) end
@@ -73,7 +73,7 @@ function done(summary, latency)
 end
 `
 
-// peers finds the programs that load the guest.
+// peers skips the test if a load generator is not installed.
 func peers(t *testing.T) {
 	t.Helper()
 	for program, pkg := range map[string]string{"wrk": "wrk", "redis-benchmark": "redis-tools"} {
@@ -82,9 +82,9 @@ func peers(t *testing.T) {
 	}
 }
 
-// load runs wrk and redis-benchmark against the guest at the same time, while
-// the guest is repeatedly put to sleep. Neither may see an error, and
-// everything that Redis acknowledged must be there afterwards.
+// load runs wrk and redis-benchmark against the guest concurrently, while the
+// guest is repeatedly put to sleep. Neither may see an error, and everything that
+// Redis acknowledged must be there afterwards.
 func (c *client) load() {
 	c.b.T.Helper()
 	ctx, cancel := context.WithTimeout(c.b.T.Context(), 3*daemontest.WaitLimit)
@@ -116,11 +116,11 @@ func (c *client) load() {
 	}
 }
 
-// nap puts the guest to sleep in the middle of its work. A client that already
-// waits for an answer would not wake it, so it is resumed manually. A pause
-// that meets traffic is canceled, which is a valid case too. On every other
-// call the load generators are stopped meanwhile, so that the pause meets no
-// traffic.
+// nap puts the guest to sleep in the middle of its work and resumes it. It
+// resumes it manually, because a client that already waits for an answer sends
+// nothing that would wake it. nap returns false if traffic canceled the pause,
+// which is allowed. On every second call the load generators are stopped
+// meanwhile, so that there is no traffic.
 func (c *client) nap() bool {
 	c.b.T.Helper()
 	if c.b.get().State != "running" {
@@ -138,7 +138,8 @@ func (c *client) nap() bool {
 	return true
 }
 
-// drivers are the running load generators.
+// drivers are the running load generators, which can be stopped and continued
+// together.
 type drivers struct {
 	mu   sync.Mutex
 	live []*os.Process
@@ -154,7 +155,7 @@ func (d *drivers) begin(cmd *exec.Cmd) error {
 	return err
 }
 
-// wait waits for one, as cmd.Wait does.
+// wait waits for one of the load generators like cmd.Wait.
 func (d *drivers) wait(cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	d.mu.Lock()
@@ -167,15 +168,15 @@ func (d *drivers) signal(sig syscall.Signal) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, p := range d.live {
-		_ = p.Signal(sig) // it may have ended
+		_ = p.Signal(sig) // may have ended already
 	}
 }
 
-// wrk runs wrk against the big file and parses its report.
+// wrk runs wrk for the big file and checks its report.
 func (c *client) wrk(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "wrk", "-t1", "-c"+strconv.Itoa(clients), "-d3600s", "--timeout", "600s", "-s", c.script,
 		"http://"+c.b.addrs[0]+"/big", "--", c.big, strconv.Itoa(answers))
-	stop := func() error { return cmd.Process.Signal(os.Interrupt) } // it prints its report
+	stop := func() error { return cmd.Process.Signal(os.Interrupt) } // makes it print its report
 	cmd.Cancel, cmd.WaitDelay = stop, 10*time.Second
 	var said, complaint bytes.Buffer
 	cmd.Stderr = &complaint
@@ -191,7 +192,7 @@ func (c *client) wrk(ctx context.Context) error {
 		fmt.Fprintln(&said, sc.Text())
 		if sc.Text() == "enough" {
 			enough = true
-			go func() { // wrk sleeps on if another of its threads gets the signal
+			go func() { // repeat it: wrk keeps sleeping if another of its threads receives the signal
 				for stop() == nil {
 					<-time.After(napEvery)
 				}
@@ -215,7 +216,7 @@ func (c *client) wrk(ctx context.Context) error {
 	return nil
 }
 
-// counts parses the line that the script prints at the end.
+// counts parses the report line that script prints.
 func counts(said string) (map[string]int, error) {
 	_, line, ok := strings.Cut(said, "report: ")
 	if !ok {
@@ -240,7 +241,7 @@ const (
 	list    = "mylist"
 )
 
-// benchmark runs redis-benchmark and parses its report.
+// benchmark runs redis-benchmark and checks its report.
 func (c *client) benchmark(ctx context.Context) error {
 	host, port, err := net.SplitHostPort(c.b.addrs[1])
 	if err != nil {
@@ -276,9 +277,9 @@ func (c *client) benchmark(ctx context.Context) error {
 	return nil
 }
 
-// timed reads the guest's clock several times (Unix nanoseconds) and keeps the
-// answer with the shortest round trip. off is the difference of the guest's
-// clock, accurate to half of way, the round-trip time.
+// timed reads the guest's clock (Unix nanoseconds) several times and uses the
+// reading with the shortest round trip. off is how far the guest's clock is
+// ahead, and way is the round-trip time. off is accurate to half of way.
 func timed(ask func() int64) (off, way time.Duration) {
 	way = -1
 	for range 5 {
@@ -291,7 +292,8 @@ func timed(ask func() int64) (off, way time.Duration) {
 	return off, way
 }
 
-// clock checks the guest's clock against the service's answers.
+// clock checks the guest's clock, as the service reports it, against this
+// machine's.
 func (c *client) clock() {
 	t := c.b.T
 	t.Helper()
@@ -312,8 +314,8 @@ func (c *client) clock() {
 	c.ways = append(c.ways, way)
 }
 
-// slack is how far a guest's clock may be off on a machine too busy to update
-// it in time.
+// slack is how far a guest's clock may be off on a machine that is too busy to
+// update it in time.
 const slack = 5 * time.Second
 
 // newScript writes wrk's script to a file.

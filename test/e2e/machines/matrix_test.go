@@ -21,8 +21,8 @@ import (
 
 const pauseAfter = 2 * time.Second
 
-// holds checks that the guest keeps running over several idle timeouts, for the
-// given reason.
+// holds checks that the guest keeps running for several idle timeouts, and that
+// the given reason is why.
 func (b *box) holds(reason string) {
 	b.T.Helper()
 	b.Until(b.name, reason+" holds it", func(o hostctl.Instance) bool {
@@ -54,8 +54,8 @@ const (
 	release = `{"jsonrpc":"2.0","id":2,"method":"keepalive.release","params":{}}`
 )
 
-// TestInteractionMatrix checks, in real guests, which signals hold an instance:
-// one guest with each policy, and one that sleeps.
+// TestInteractionMatrix checks which signals keep an instance running, in real
+// guests: one guest with each policy, and one that may sleep.
 func TestInteractionMatrix(t *testing.T) {
 	d := host(t)
 	polled := "poll " + netip.AddrPortFrom(vnet.HostAddr, polledPort(t)).String()
@@ -101,7 +101,7 @@ func TestInteractionMatrix(t *testing.T) {
 		},
 		"Bot with leases_only policy, polling": func(b *box) {
 			b.send(polled)
-			b.send("spin on") // nor does its computation count
+			b.send("spin on") // its computation does not count either
 			b.is("paused")
 		},
 		"Bot with leases_only, lease held": func(b *box) {
@@ -112,7 +112,7 @@ func TestInteractionMatrix(t *testing.T) {
 		},
 	}
 	for n, name := range hosttest.Scenarios {
-		if n == 6 { // the first one with the other policy
+		if n == 6 { // the first guest with the other policy
 			b.Must(b.name, "stop")
 			b = guest("bot", instance.PolicyLeasesOnly, []int{80}, serve...)
 		}
@@ -124,7 +124,7 @@ func TestInteractionMatrix(t *testing.T) {
 	}
 }
 
-// polledPort starts a server that guests poll, on this machine's loopback, and
+// polledPort starts a server on this machine's loopback that guests poll, and
 // returns its port.
 func polledPort(t *testing.T) uint16 {
 	t.Helper()
@@ -133,7 +133,7 @@ func polledPort(t *testing.T) uint16 {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })
-	var open []net.Conn // referenced, so that the garbage collector closes none
+	var open []net.Conn // keeps the connections from being garbage-collected and closed
 	go func() {         // ends with the listener
 		for {
 			c, err := ln.Accept()
@@ -146,7 +146,7 @@ func polledPort(t *testing.T) uint16 {
 	return netip.MustParseAddrPort(ln.Addr().String()).Port()
 }
 
-// sleeper is small with the command sleep.
+// sleeper returns the root files of small, with the command sleep added.
 func sleeper(t *testing.T) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")

@@ -25,8 +25,8 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// service is the Python program of the guest. It answers every line with its
-// clock and the number of lines that it has seen.
+// service is a Python program for the guest. It answers every line with its clock
+// and the number of lines that it has received.
 const service = `import socketserver, threading, time
 seen, lock = 0, threading.Lock()
 class H(socketserver.StreamRequestHandler):
@@ -54,8 +54,8 @@ python3 -S -E /srv/service.py &
 exec nginx -p /tmp -c /srv/nginx.conf
 `
 
-// tree creates the files of a guest: a whole Debian with LULL_DEBOOTSTRAP,
-// otherwise this machine's programs and their dependencies.
+// tree creates the root files of a guest: a complete Debian if LULL_DEBOOTSTRAP
+// is set, otherwise copies of this machine's programs and their dependencies.
 func tree(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -71,7 +71,7 @@ func tree(t *testing.T) string {
 		}
 		var lib string
 		for _, p := range []string{"sh", "redis-server", "nginx", "python3"} {
-			path, err := exec.LookPath("/usr/bin/" + p) // Debian's, whatever PATH prefers
+			path, err := exec.LookPath("/usr/bin/" + p) // Debian's program, even if PATH prefers another
 			if err != nil {
 				path, err = exec.LookPath("/usr/sbin/" + p)
 			}
@@ -93,15 +93,15 @@ func tree(t *testing.T) string {
 	}
 	big := make([]byte, 300_000)
 	src := rand.NewChaCha8([32]byte{})
-	_, _ = src.Read(big) // never fails
+	_, _ = src.Read(big) // a rand.ChaCha8 never fails
 	for name, b := range map[string][]byte{"service.py": []byte(service), "nginx.conf": []byte(nginxConf), "start": []byte(startAll), "big": big} {
 		errtest.None(t, errors.Join(os.MkdirAll(filepath.Join(dir, "srv"), 0o755), os.WriteFile(filepath.Join(dir, "srv", name), b, 0o755)))
 	}
 	return dir
 }
 
-// debian returns the release of this machine and the mirror of its apt, which
-// may be the only reachable one.
+// debian returns the Debian release of this machine and the mirror that its apt
+// uses, because no other may be reachable.
 func debian(t *testing.T) (suite, mirror string) {
 	t.Helper()
 	out, err := exec.Command("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)",
@@ -119,10 +119,10 @@ func debian(t *testing.T) (suite, mirror string) {
 	return "", ""
 }
 
-// bring copies a program and the libraries that it is linked to.
+// bring copies a program and its shared libraries into root.
 func bring(t *testing.T, root, from, to string) {
 	t.Helper()
-	out, _ := exec.Command("ldd", from).Output() // fails for a static one
+	out, _ := exec.Command("ldd", from).Output() // fails for a static program
 	files := map[string]string{from: to}
 	for line := range strings.Lines(string(out)) {
 		for _, f := range strings.Fields(line) {
@@ -142,7 +142,7 @@ func bring(t *testing.T, root, from, to string) {
 	}
 }
 
-// modules copies Python's modules except those that the service never imports.
+// modules copies Python's modules except those that the service does not import.
 func modules(t *testing.T, from, to string) {
 	t.Helper()
 	skip := map[string]bool{"test": true, "tests": true, "idlelib": true, "lib2to3": true, "ensurepip": true, "distutils": true,
@@ -173,22 +173,22 @@ func modules(t *testing.T, from, to string) {
 	}
 }
 
-// client checks every answer of the guest's programs.
+// client uses the guest's programs and checks every answer.
 type client struct {
 	b      *box
-	kept   net.Conn // open all the time, to Redis
+	kept   net.Conn // a connection to Redis that stays open
 	in     *bufio.Reader
-	n      int // visits made, and the value of Redis's counter
+	n      int // number of visits, and the value of Redis's counter
 	lines  int // lines sent to the service
 	sum    [32]byte
 	big    string // the file that nginx serves
 	script string // wrk's
 
 	drivers             drivers
-	loads, naps, served int             // by wrk and redis-benchmark; sleeps in between
-	tries               int             // to put it to sleep
-	slowest             time.Duration   // answer that wrk received, including a wake
-	offs, ways          []time.Duration // of the guest's clock, and the round-trip times of those readings
+	loads, naps, served int             // rounds of wrk and redis-benchmark, sleeps during them, and answers
+	tries               int             // attempts to put it to sleep
+	slowest             time.Duration   // longest time that wrk waited for an answer, including a wake
+	offs, ways          []time.Duration // errors of the guest's clock, and the round-trip times of those readings
 }
 
 func (c *client) redis(command ...string) string {
@@ -223,7 +223,8 @@ func (c *client) redis(command ...string) string {
 	return line
 }
 
-// visit is one round: the open connection, and new ones to all three programs.
+// visit checks all three programs once, over the open connection and over new
+// ones.
 func (c *client) visit() {
 	t := c.b.T
 	t.Helper()
@@ -253,10 +254,10 @@ func (c *client) visit() {
 	c.clock()
 }
 
-// TestProgramsOnEveryRung repeatedly pauses, reclaims and hibernates a guest
-// with nginx, Redis and a Python service. Clients that come and go (wrk and
-// redis-benchmark among them) and one that stays see no error, nothing is lost,
-// and the clock is right after each wake.
+// TestProgramsOnEveryRung repeatedly pauses, reclaims and hibernates a guest with
+// nginx, Redis and a Python service. Clients that come and go (wrk and
+// redis-benchmark among them) and one that stays connected must see no error. No
+// data may be lost, and the clock must be right after each wake.
 func TestProgramsOnEveryRung(t *testing.T) {
 	d := host(t)
 	peers(t)
@@ -276,12 +277,12 @@ func TestProgramsOnEveryRung(t *testing.T) {
 		woken := 0
 		c.slowest = 0
 		from := len(c.offs)
-		// A client's close may still be in flight when the guest has reached
-		// its step, and wake it early. Such a round does not count.
+		// The end of a client's connection may still be in flight when the guest
+		// has reached its step, and wake it early. Such a round does not count.
 		for n := 0; woken < rounds(t) && n < 10*rounds(t); n++ {
 			b.sinks(rung)
 			was := b.get()
-			if n%2 == 0 { // woken by new clients or by the connected one
+			if n%2 == 0 { // alternately woken by new clients and by the connected one
 				c.load()
 			}
 			c.visit()
@@ -298,7 +299,7 @@ func TestProgramsOnEveryRung(t *testing.T) {
 		t.Logf("%s: %d rounds, %d woken from it; the longest answer that wrk had took %s; the guest's clock was off by %s, seen over ways of %s",
 			rung, rounds(t), woken, c.slowest.Round(time.Millisecond), spread(c.offs[from:]), spread(c.ways[from:]))
 	}
-	for n := 0; c.naps == 0 && n < 20; n++ { // a pause that meets traffic is canceled
+	for n := 0; c.naps == 0 && n < 20; n++ { // traffic may cancel a pause, so repeat
 		c.load()
 	}
 	if c.naps == 0 {

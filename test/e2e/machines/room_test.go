@@ -14,14 +14,14 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// steps are the steps down the ladder for lack of memory, in order, as "NAME
-// STATE".
+// steps records the steps down the ladder that are taken for lack of memory, in
+// order, as "NAME STATE".
 type steps struct {
 	mu  sync.Mutex
 	all []string
 }
 
-// follow records them until the test ends.
+// follow returns steps that are recorded until the test ends.
 func follow(d *daemontest.Host) *steps {
 	s := &steps{}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -43,7 +43,7 @@ func follow(d *daemontest.Host) *steps {
 	return s
 }
 
-// since returns those after the first n.
+// since returns the steps after the first n.
 func (s *steps) since(n int) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,8 +51,8 @@ func (s *steps) since(n int) []string {
 }
 
 // TestMemoryIsShort runs three guests on a host with memory for two and a
-// quarter. A start or wake that does not fit pushes sleeping guests down the
-// ladder, the least recently used first, and waits if none sleeps.
+// quarter. A start or wake that does not fit must push sleeping guests down the
+// ladder, least recently used first, or wait if none sleeps.
 func TestMemoryIsShort(t *testing.T) {
 	image := small(t)
 	roomy := host(t, "--memory", "64G")
@@ -71,8 +71,8 @@ func TestMemoryIsShort(t *testing.T) {
 			t.Fatalf("%s %s, want %d", b.name, got, want)
 		}
 	}
-	// first checks the steps after the first n: no younger guest may take a
-	// step before an older one takes the same step.
+	// first checks that, after the first n steps, the younger guest took no step
+	// before the older guest took the same step.
 	first := func(n int, older, younger *box) {
 		t.Helper()
 		daemontest.Wait(t, "a step down", func() (bool, string) { return len(pushed.since(n)) > 0, "" })
@@ -85,20 +85,21 @@ func TestMemoryIsShort(t *testing.T) {
 		}
 		t.Logf("because memory is missing: %q", got)
 	}
-	// sleeps pauses it until it stays paused: a client's close may wake it
-	// first.
+	// sleeps pauses a guest until it stays paused. The end of a client's
+	// connection may wake it first.
 	sleeps := func(b *box) {
 		t.Helper()
 		daemontest.Wait(t, b.name+" stays paused", func() (bool, string) {
 			if b.get().State == "running" {
-				_ = b.Force(b.name) // checked again
+				_ = b.Force(b.name) // the loop checks the result
 			}
 			return waittest.Stays(300*time.Millisecond, func() bool { return b.get().State == "paused" }), daemontest.Describe(b.get())
 		})
 	}
 
-	// after makes sure that the younger one was active last: a guest that answers a
-	// client's close late is active then, perhaps after the other went to sleep.
+	// after makes sure that younger was active after older. A guest that receives
+	// the end of a connection late becomes active by that, perhaps after the
+	// other fell asleep.
 	after := func(older, younger *box) {
 		t.Helper()
 		daemontest.Wait(t, younger.name+" was active after "+older.name, func() (bool, string) {
@@ -133,7 +134,7 @@ func TestMemoryIsShort(t *testing.T) {
 	a.is("running")
 	b.is("running")
 
-	// The only sleeping guest is the one that must wake.
+	// The only sleeping guest is the one that has to wake.
 	if s := c.get().State; s != "reclaimed" && s != "hibernated" {
 		t.Errorf("the third is %s while two run", s)
 	}

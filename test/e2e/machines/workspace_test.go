@@ -13,10 +13,10 @@ import (
 	"lull/internal/host/daemontest"
 )
 
-// TestWorkspaceSurvives has a guest work on its files continuously while the
-// daemon is killed and while it is put to sleep at every step of the ladder.
-// Each of its calls succeeds, and afterwards the files on this machine show
-// each write exactly once.
+// TestWorkspaceSurvives lets a guest work on files in its workspace continuously
+// while the daemon is killed and the guest is put to sleep at every step of the
+// ladder. Every file operation must succeed, and afterwards the files on this
+// machine must contain each write exactly once.
 func TestWorkspaceSurvives(t *testing.T) {
 	d := host(t)
 	dir := t.TempDir()
@@ -84,7 +84,7 @@ func TestWorkspaceSurvives(t *testing.T) {
 	t.Logf("%d rounds", want)
 }
 
-// size returns the size of the guest's files.
+// size returns the size in bytes of the file that the guest writes.
 func size(t *testing.T, dir string) int64 {
 	t.Helper()
 	st, err := os.Stat(filepath.Join(dir, "log"))

@@ -18,12 +18,12 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// adopted is the path of programs that the test starts and lull adopts. Clients
-// reach them directly.
+// adopted stands for the path of programs that the test starts and lull adopts.
+// Clients reach them directly.
 const adopted instance.Path = "adopted"
 
-// outside starts the program without lull, as the user of the host, and has it
-// adopted.
+// outside starts the program without lull, as the host's user, and makes lull
+// adopt it.
 func (w *workload) outside(quiet time.Duration, command []string) {
 	w.T.Helper()
 	st, err := os.Stat(w.Dir)
@@ -41,7 +41,7 @@ func (w *workload) outside(quiet time.Duration, command []string) {
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGCONT} {
 			_ = syscall.Kill(-cmd.Process.Pid, sig)
 		}
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // returns an error because it was killed
 	})
 	waittest.Until(w.T, w.name+" listens", func() bool {
 		c, err := net.Dial("tcp", w.listen)
@@ -85,7 +85,7 @@ func TestRedisAdoptedOrdinaryUser(t *testing.T) {
 	redisCycles(redisAt(start(t, ordinary(t)), adopted, 0), cycles(t))
 }
 
-// interpreted serves the page from a script.
+// interpreted visits a program, run by an interpreter, that serves the page.
 func interpreted(h *daemontest.Host, name string, command func(w *workload, root string) []string) *workload {
 	w := place(h, name, adopted)
 	root := filepath.Join(w.Dir, name)
@@ -113,7 +113,7 @@ func nodeAt(h *daemontest.Host) *workload {
 	})
 }
 
-// TestInterpretersAdopted visits programs in Python and JavaScript.
+// TestInterpretersAdopted adopts and visits programs in Python and JavaScript.
 func TestInterpretersAdopted(t *testing.T) {
 	for name, at := range map[string]func(*daemontest.Host) *workload{"python": pythonAt, "node": nodeAt} {
 		for user, who := range map[string]func(*testing.T) *account{"root": func(*testing.T) *account { return nil }, "ordinary": ordinary} {

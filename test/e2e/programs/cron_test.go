@@ -15,11 +15,12 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// adoptCron adopts a cron that the test runs, with a short idle timeout.
+// adoptCron adopts a cron daemon that the test started, with a short idle
+// timeout.
 func adoptCron(h *daemontest.Host, name string, cmd *exec.Cmd) {
 	h.T.Helper()
 	beside(h.T, cmd)
-	h.T.Cleanup(func() { _ = h.ReleaseAdopted(h.T.Context(), name) }) // it may have ended
+	h.T.Cleanup(func() { _ = h.ReleaseAdopted(h.T.Context(), name) }) // the daemon may have ended
 	var err error
 	daemontest.Wait(h.T, "the cron is adopted", func() (bool, string) {
 		_, err = h.Adopt(h.T.Context(), hostctl.Adopt{PID: cmd.Process.Pid, Name: name, PauseAfter: daemontest.Seconds(pauseAfter)})
@@ -27,8 +28,9 @@ func adoptCron(h *daemontest.Host, name string, cmd *exec.Cmd) {
 	})
 }
 
-// onTime waits until the job has run in that many minutes, once in each and within
-// seconds, while the cron was asleep in between.
+// onTime waits until the job has run in the given number of minutes. It checks
+// that the job ran once in each and within seconds of its time, and that the cron
+// daemon was asleep in between.
 func onTime(h *daemontest.Host, name, file string, minutes int) {
 	h.T.Helper()
 	last := ""
@@ -52,8 +54,8 @@ func onTime(h *daemontest.Host, name, file string, minutes int) {
 	}
 }
 
-// A crond of BusyBox sleeps between its jobs, runs each on time, and is kept awake
-// by a line that cannot be read.
+// TestBusyboxCrond checks that BusyBox's crond sleeps between its jobs, runs each
+// on time, and is kept awake by a line that cannot be parsed.
 func TestBusyboxCrond(t *testing.T) {
 	t.Parallel()
 	busybox := installed(t, "busybox-static", "/bin/busybox", "busybox")
@@ -86,7 +88,8 @@ func TestBusyboxCrond(t *testing.T) {
 	}
 }
 
-// Debian's cron, with crontabs of its own, does the same for some minutes.
+// TestDebianCron checks for some minutes that Debian's cron, with its own
+// crontabs, sleeps between jobs and runs them on time.
 func TestDebianCron(t *testing.T) {
 	onlySoak(t)
 	t.Parallel()

@@ -16,8 +16,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// comeAndGo lets the program fall asleep by itself and a client wake it,
-// repeatedly. visit is a complete client: it connects, works, checks every
+// comeAndGo repeatedly lets the program fall asleep by its timer and a client
+// wake it, n times. visit is a whole client: it connects, works, checks every
 // answer and disconnects.
 func (w *workload) comeAndGo(n int, visit func(cycle int)) {
 	w.T.Helper()
@@ -38,14 +38,14 @@ func (w *workload) comeAndGo(n int, visit func(cycle int)) {
 	}
 }
 
-// hammer pauses the program by force, again and again, while work runs: with
-// open connections and requests in progress. It returns when work does and the
-// program has been resumed.
+// hammer forces pauses of the program repeatedly while work runs, with open
+// connections and requests in progress. It returns when work has returned and the
+// program is resumed.
 //
-// A forced pause can stop an answer that no further traffic would release, so a
-// resume follows each of them. No request is canceled: the daemon carries out
-// what it has been asked for, and a pause without a caller would freeze the
-// answer to whichever client came next.
+// A forced pause can delay an answer for which no further traffic arrives, so
+// each is followed by a resume. No request to the daemon is canceled: the daemon
+// would still carry it out, and a pause without a resume would freeze the answer
+// to the next client.
 func (w *workload) hammer(work func()) {
 	w.T.Helper()
 	var frozen, gaveWay int
@@ -76,7 +76,7 @@ func (w *workload) hammer(work func()) {
 		}
 	})
 	func() {
-		defer wg.Wait() // also if work ends the test
+		defer wg.Wait() // deferred, because work may end the test
 		defer close(worked)
 		work()
 	}()
@@ -87,13 +87,13 @@ func (w *workload) hammer(work func()) {
 	}
 }
 
-// awaiting records why a client has no answer. The caller must call answered
-// when the client is done.
+// awaiting records what a client is waiting for, as evidence in case no answer
+// arrives. The caller must call answered when the client is done.
 func (w *workload) awaiting(what string) (answered func()) {
 	return w.Awaiting(w.name, what, w.inside)
 }
 
-// client runs a program that must succeed, and returns its output.
+// client runs a client program, which must succeed, and returns its output.
 func (w *workload) client(name string, args ...string) string {
 	w.T.Helper()
 	ctx, cancel := context.WithTimeout(w.T.Context(), daemontest.WaitLimit)
@@ -106,7 +106,8 @@ func (w *workload) client(name string, args ...string) string {
 	return string(out)
 }
 
-// installed finds a program of a Debian package or skips the test.
+// installed returns the path of a program from a Debian package, or skips the
+// test if it is not installed.
 func installed(t *testing.T, pkg string, paths ...string) string {
 	t.Helper()
 	var err error
@@ -120,7 +121,7 @@ func installed(t *testing.T, pkg string, paths ...string) string {
 	return ""
 }
 
-// holdsWhileOpen expects the program to stay awake without traffic because a
+// holdsWhileOpen checks that the program stays awake without traffic while a
 // connection is open (the default policy).
 func (w *workload) holdsWhileOpen() {
 	w.T.Helper()

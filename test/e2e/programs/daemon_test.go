@@ -17,8 +17,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// pauseAfter is the idle timeout of the instances here, short so that many
-// cycles fit into a test.
+// pauseAfter is the idle timeout of the instances, short so that many cycles fit
+// into a test.
 const pauseAfter = 150 * time.Millisecond
 
 func TestMain(m *testing.M) {
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 
 func cycles(t *testing.T) int { return scaletest.Count(t, "LULL_PROGRAM_CYCLES", 15) }
 
-// account is the user that runs the daemon; nil is root.
+// account is the user that runs the daemon; nil means root.
 type account struct {
 	name     string
 	uid, gid int
@@ -73,8 +73,8 @@ type workload struct {
 	name    string
 	listen  string // where clients connect
 	target  string // the program's own address
-	adopted bool   // the test starts it, and lull adopts it
-	// inside asks the program about its state, if it can be asked.
+	adopted bool   // the test starts the program, and lull adopts it
+	// inside, if not nil, asks the program about its state.
 	inside func(context.Context) string
 }
 
@@ -83,7 +83,8 @@ func (w *workload) port() string {
 	return p
 }
 
-// place chooses the addresses of a path before the program is configured.
+// place returns a workload with addresses for a path, before its program is
+// configured.
 func place(h *daemontest.Host, name string, path instance.Path) *workload {
 	w := &workload{Host: h, name: name, target: daemontest.Addr(h.T), adopted: path == adopted}
 	w.listen = w.target
@@ -98,7 +99,7 @@ func (w *workload) targetPort() string {
 	return p
 }
 
-// launch runs the program. quiet is its quiet-connection-after.
+// launch runs the program with quiet as its quiet-connection-after.
 func (w *workload) launch(user string, quiet time.Duration, command ...string) {
 	w.T.Helper()
 	if w.adopted {
@@ -119,7 +120,8 @@ func (w *workload) get() hostctl.Instance {
 	return w.Show(w.name)
 }
 
-// awaitState waits for a state of the instance. Reading it wakes nothing.
+// awaitState waits until the instance is in a state. Reading the state does not
+// wake it.
 func (w *workload) awaitState(state string) {
 	w.T.Helper()
 	w.Await(w.name, state)

@@ -11,8 +11,9 @@ import (
 	"lull/internal/host/daemontest"
 )
 
-// TestEvidence checks that the record for a client without an answer shows why
-// a paused program does not answer, and does not wake it.
+// TestEvidence checks that the record about a client without an answer shows why
+// a paused program does not answer, and that recording it does not wake the
+// program.
 func TestEvidence(t *testing.T) {
 	t.Parallel()
 	w := place(start(t, nil), "serve", instance.PathDirect)

@@ -23,19 +23,19 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// server is a program that receives its listening socket by bind handoff.
+// server is a program that gets its listening socket by bind handoff.
 type server struct {
 	name  string
 	redis bool
 	proto string // as in instance.Endpoint
-	// command returns its command line for an address; dir is its own
-	// directory. For a unix socket, host is its path.
+	// command returns the program's command line for an address. dir is a
+	// directory of its own. For a unix socket, host is the path.
 	command func(t *testing.T, dir, host, port string) []string
-	host    *daemontest.Host // runs it; set by stage
+	host    *daemontest.Host // the host that runs it; set by stage
 }
 
-// awaiting records why a client has no answer. The caller must call answered
-// when the client is done.
+// awaiting records what a client is waiting for, as evidence in case no answer
+// arrives. The caller must call answered when the client is done.
 func (s server) awaiting(addr string) (answered func()) {
 	if s.host == nil {
 		return func() {}
@@ -44,7 +44,8 @@ func (s server) awaiting(addr string) (answered func()) {
 }
 
 // servers are seven kinds of programs. Some bind the exposed address, one binds
-// every address, one the same address as IPv6, and two have several processes.
+// every address, one binds the exposed address as IPv6, and two have several
+// processes.
 var servers = []server{
 	{name: "python", command: func(t *testing.T, _, host, port string) []string {
 		return []string{installed(t, "python3", "/usr/bin/python3", "python3"), "-m", "http.server", port, "--bind", host}
@@ -52,7 +53,7 @@ var servers = []server{
 	{name: "nginx", command: func(t *testing.T, dir, host, port string) []string {
 		return nginx(t, dir, net.JoinHostPort(host, port)+" reuseport")
 	}},
-	{name: "node", command: func(t *testing.T, _, _, port string) []string { // binds every address of both families
+	{name: "node", command: func(t *testing.T, _, _, port string) []string { // binds all addresses of both families
 		return []string{installed(t, "nodejs", "node"), "-e", "require('http').createServer((q,s)=>s.end('here\\n')).listen(" + port + ")"}
 	}},
 	{name: "go", command: func(t *testing.T, _, host, port string) []string {
@@ -127,7 +128,7 @@ type crowd struct {
 	first    error
 }
 
-// refused reports whether a client was turned away: nothing listens, the socket's
+// refused reports whether a client was rejected: nothing listens, the socket's
 // file is missing, or its queue is full.
 func refused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EAGAIN)
@@ -158,7 +159,7 @@ func (c *crowd) String() string {
 	return s
 }
 
-// arrive lets n clients come at random times within d and waits for them.
+// arrive lets n clients come at random times within d, and waits for them.
 func (c *crowd) arrive(s server, addr string, n int, d time.Duration) {
 	var wg sync.WaitGroup
 	for range n {
@@ -170,7 +171,7 @@ func (c *crowd) arrive(s server, addr string, n int, d time.Duration) {
 	wg.Wait()
 }
 
-// stage launches a server that falls asleep and is stopped soon.
+// stage launches a server that falls asleep soon and is then stopped.
 func (s *server) stage(t *testing.T, h *daemontest.Host) (name, addr string) {
 	t.Helper()
 	s.host = h
@@ -202,7 +203,7 @@ func handoffHost(t *testing.T, who *account) *daemontest.Host {
 	return daemontest.Start(t, cfg)
 }
 
-// started counts the starts of an instance.
+// started returns how often an instance was started.
 func started(t *testing.T, h *daemontest.Host, name string) (n int) {
 	t.Helper()
 	err := h.Kept(t.Context(), "", func(string) {}, func(e hostctl.Event) error {
@@ -217,11 +218,11 @@ func started(t *testing.T, h *daemontest.Host, name string) (n int) {
 	return n
 }
 
-// TestHandoff stops programs automatically while clients come before, during
-// and after the stop and the next start: none is refused or lost. Some starts
-// are restarts by a user, and one follows a crash.
+// TestHandoff lets lull stop programs while clients come before, during and after
+// each stop and the next start. No client may be refused or lost. Some starts are
+// restarts by a user, and one follows a crash.
 //
-// LULL_HANDOFF_STARTS is the number of starts of each.
+// LULL_HANDOFF_STARTS is the number of starts of each program.
 func TestHandoff(t *testing.T) {
 	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 5)
 	for _, s := range servers {
@@ -238,7 +239,7 @@ func TestHandoff(t *testing.T) {
 			if c.refused+c.lost > 0 {
 				t.Errorf("%s: %s", s.name, c)
 			}
-			h.Must(name, "stop") // by a user: now it is closed
+			h.Must(name, "stop") // stopped by a user, so its port is closed
 			if err := s.visit(addr); !errors.Is(err, syscall.ECONNREFUSED) {
 				t.Errorf("a connection to what a user stopped: %v, want it refused", err)
 			}
@@ -246,7 +247,7 @@ func TestHandoff(t *testing.T) {
 	}
 }
 
-// rounds lets clients come around starts, until there are as many as wanted. The
+// rounds lets clients come around starts until there were enough of them. The
 // first round is of kind from.
 func (s server) rounds(t *testing.T, h *daemontest.Host, name, addr string, starts, from int) *crowd {
 	t.Helper()
@@ -254,7 +255,7 @@ func (s server) rounds(t *testing.T, h *daemontest.Host, name, addr string, star
 	took := time.Second
 	for n := from; started(t, h, name) <= starts; n++ {
 		switch {
-		case n%5 == 3: // a restart on request: clients that come after its beginning wait
+		case n%5 == 3: // a restart on request: clients that come after it begins must wait
 			c.note(s.visit(addr))
 			before := h.Show(name)
 			done := make(chan struct{})
@@ -269,9 +270,9 @@ func (s server) rounds(t *testing.T, h *daemontest.Host, name, addr string, star
 			})
 			c.arrive(s, addr, 6, took)
 			<-done
-		case n%5 == 4: // in any state
+		case n%5 == 4: // in whatever state it is
 			c.arrive(s, addr, 6, took+300*time.Millisecond)
-		case n == 2 && s.name != "nginx" && s.name != "gunicorn": // a crash, without workers that outlive it
+		case n == 2 && s.name != "nginx" && s.name != "gunicorn": // a crash, only of programs without workers that outlive it
 			c.note(s.visit(addr))
 			o := h.Show(name)
 			if o.PID != 0 && syscall.Kill(o.PID, syscall.SIGKILL) == nil {
@@ -290,9 +291,9 @@ func (s server) rounds(t *testing.T, h *daemontest.Host, name, addr string, star
 	return c
 }
 
-// TestHandoffKilled kills the supervisor, the daemon or both while clients
-// start a program: no client is refused or lost, the record is kept, and the
-// program is started once.
+// TestHandoffKilled kills the supervisor, the daemon or both while clients start
+// a program. No client may be refused or lost, the record must be kept, and the
+// program must be started exactly once.
 func TestHandoffKilled(t *testing.T) {
 	rounds := scaletest.Count(t, "LULL_HANDOFF_KILLS", 2)
 	for _, s := range servers {
@@ -340,9 +341,9 @@ func TestHandoffKilled(t *testing.T) {
 	}
 }
 
-// TestHandoffClosed checks that a program that closes its port permanently and
-// keeps running refuses clients as it would without lull. When it has ended, a
-// connection starts it again.
+// TestHandoffClosed checks that a program that closes its port and continues to
+// run refuses clients as it would without lull. After it has ended, a connection
+// must start it again.
 func TestHandoffClosed(t *testing.T) {
 	t.Parallel()
 	h := handoffHost(t, nil)
@@ -384,7 +385,7 @@ while os.path.exists(file):
 	if o := h.Show("closer"); o.State != "running" || o.PID != before.PID {
 		t.Errorf("it is %s as process %d, want the running %d", o.State, o.PID, before.PID)
 	}
-	if err := os.Remove(file); err != nil { // it ends
+	if err := os.Remove(file); err != nil { // makes the program end
 		t.Fatal(err)
 	}
 	h.Await("closer", "stopped")
@@ -393,8 +394,8 @@ while os.path.exists(file):
 	}
 }
 
-// TestHandoffUser checks that an ordinary user's programs are also woken from
-// stopped, with no_new_privs, and that this is reported.
+// TestHandoffUser checks that a connection also starts an ordinary user's stopped
+// programs, that these run with no_new_privs, and that this is reported.
 func TestHandoffUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it needs root, to run a daemon as another user")
@@ -426,9 +427,10 @@ func (s server) asUser(t *testing.T, h *daemontest.Host) {
 	}
 }
 
-// TestHandoffRefused checks a host that runs under a seccomp filter with a
-// listener and cannot install another one. Its programs run without a handoff,
-// it reports why, and only the relayed port wakes from stopped.
+// TestHandoffRefused checks a host under a seccomp filter with a listener, where
+// no other such filter can be installed. Its programs must run without a handoff,
+// the host must report why, and only the relayed port can start a stopped
+// program.
 func TestHandoffRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it needs root")

@@ -22,9 +22,10 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// unixServers serve on a unix socket. Redis, gunicorn and Python remove a file
-// that is in the way before they bind; nginx, Node and Python remove theirs when
-// they end; gunicorn removes the name that its socket is bound to.
+// unixServers serve on a unix socket. They treat the socket's file differently:
+// Redis, gunicorn and Python remove an existing file before they bind; nginx,
+// Node and Python remove theirs when they end; gunicorn removes the file by the
+// name that its socket is bound to.
 var unixServers = []server{
 	{name: "python", command: func(t *testing.T, _, path, _ string) []string {
 		return []string{installed(t, "python3", "/usr/bin/python3", "python3"), "-c", `
@@ -62,11 +63,11 @@ process.on('SIGTERM', () => s.close(() => process.exit()));`}
 	{name: "gunicorn", command: func(t *testing.T, dir, path, _ string) []string { return gunicorn(t, dir, "unix:"+path) }},
 }
 
-// TestHandoffUnix is TestHandoff for unix sockets. Whatever a program does with
-// the file of its socket, no client finds it missing until a user stops the
-// program, and no other file is left in its directory.
+// TestHandoffUnix does the same as TestHandoff for unix sockets. Whatever a
+// program does with the file of its socket, no client may find it missing until a
+// user stops the program, and no other file may be left in its directory.
 //
-// LULL_HANDOFF_STARTS is the number of starts of each.
+// LULL_HANDOFF_STARTS is the number of starts of each program.
 func TestHandoffUnix(t *testing.T) {
 	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 3)
 	for _, s := range unixServers {
@@ -101,8 +102,8 @@ func TestHandoffUnix(t *testing.T) {
 	}
 }
 
-// udpServers answer every datagram with itself. They find the one that woke them
-// in their socket.
+// udpServers echo every datagram. The datagram that started a program must be in
+// its socket.
 var udpServers = []server{
 	{name: "python", command: func(t *testing.T, _, host, port string) []string {
 		return []string{installed(t, "python3", "/usr/bin/python3", "python3"), "-c", `
@@ -122,12 +123,13 @@ s.bind(` + port + `, '` + host + `');`}
 	}},
 }
 
-// resend is when a client of UDP sends again what was not answered: a program may
-// have been stopped between its read and its answer.
+// resend is after how long a UDP client repeats a datagram without an answer: the
+// program may have been stopped between its read and its answer.
 const resend = 2 * time.Second
 
-// send is one client of UDP. It sends a datagram, again after resend unless once
-// is set, and waits for the answer. A datagram that the machine refuses ends it.
+// send is one UDP client. It sends a datagram, repeats it after resend unless
+// once is set, and waits for the answer. It fails at once if the machine refuses
+// the datagram.
 func (s server) send(addr string, once bool) error {
 	defer s.awaiting(addr)()
 	c, err := net.Dial("udp", addr)
@@ -167,8 +169,8 @@ func (c *crowd) send(s server, addr string, n int, d time.Duration) {
 	wg.Wait()
 }
 
-// TestHandoffDatagram: a program that has ended is started by one datagram, finds
-// it in its socket and answers it.
+// TestHandoffDatagram checks that one datagram starts a program that has ended,
+// and that the program finds it in its socket and answers it.
 func TestHandoffDatagram(t *testing.T) {
 	rounds := scaletest.Count(t, "LULL_HANDOFF_STARTS", 3)
 	for _, s := range udpServers {
@@ -195,10 +197,10 @@ func TestHandoffDatagram(t *testing.T) {
 	}
 }
 
-// TestHandoffUDP wakes programs from stopped and lets clients come before, during
-// and after starts, restarts and a crash.
+// TestHandoffUDP lets lull stop UDP programs, and lets clients come before,
+// during and after starts, restarts and a crash.
 //
-// LULL_HANDOFF_STARTS is the number of starts of each.
+// LULL_HANDOFF_STARTS is the number of starts of each program.
 func TestHandoffUDP(t *testing.T) {
 	starts := scaletest.Count(t, "LULL_HANDOFF_STARTS", 3)
 	for _, s := range udpServers {
@@ -217,7 +219,7 @@ func TestHandoffUDP(t *testing.T) {
 				c.note(s.send(addr, false))
 				took := min(time.Since(begun), 10*time.Second)
 				switch n % 3 {
-				case 0: // a crash, if it still runs
+				case 0: // a crash, if the program is still running
 					if o := h.Show(name); o.PID != 0 {
 						_ = syscall.Kill(o.PID, syscall.SIGKILL)
 					}
@@ -246,7 +248,8 @@ func TestHandoffUDP(t *testing.T) {
 	}
 }
 
-// TestHandoffKilledUnix is TestHandoffKilled for a unix socket and a UDP port.
+// TestHandoffKilledUnix does the same as TestHandoffKilled for a unix socket and
+// a UDP port.
 func TestHandoffKilledUnix(t *testing.T) {
 	rounds := scaletest.Count(t, "LULL_HANDOFF_KILLS", 1)
 	local, datagrams := unixServers[0], udpServers[0]
@@ -294,10 +297,10 @@ func TestHandoffKilledUnix(t *testing.T) {
 	}
 }
 
-// TestHandoffUnixFile: the file of an exposed socket belongs to the program's
-// user from the beginning, and is made again if it was removed. A program that
-// removes it permanently and keeps running refuses clients. Another program's socket is
-// not taken over.
+// TestHandoffUnixFile checks that the file of an exposed socket belongs to the
+// program's user from the beginning, and is created again if it was removed. A
+// program that removes it and continues to run must refuse clients. Another
+// program's socket must not be taken over.
 func TestHandoffUnixFile(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it needs root, to run a program as another user")
@@ -355,12 +358,12 @@ while os.path.exists(file):
 		if err == nil {
 			c.Close()
 		}
-		return errors.Is(err, syscall.ECONNREFUSED), fmt.Sprint(err) // not because its queue is full
+		return errors.Is(err, syscall.ECONNREFUSED), fmt.Sprint(err) // not refused because its queue is full
 	})
 	if o := h.Show("closer"); o.State != "running" {
 		t.Errorf("it is %s, want running", o.State)
 	}
-	if err := os.Remove(file); err != nil { // it ends
+	if err := os.Remove(file); err != nil { // makes the program end
 		t.Fatal(err)
 	}
 	h.Await("closer", "stopped")

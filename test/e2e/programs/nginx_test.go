@@ -17,7 +17,7 @@ import (
 
 const page = "it is awake\n"
 
-// nginxAt serves one page with a master and two workers.
+// nginxAt starts nginx with a master and two workers that serve one page.
 func nginxAt(h *daemontest.Host, path instance.Path, quiet time.Duration) *workload {
 	server := installed(h.T, "nginx-light", "nginx", "/usr/sbin/nginx")
 	installed(h.T, "wrk", "wrk")
@@ -41,7 +41,7 @@ http {
 	return w
 }
 
-// fetch reads the page n times over one connection of hc.
+// fetch gets the page n times over one connection of hc.
 func (w *workload) fetch(hc *http.Client, n int) {
 	defer w.awaiting("a request for the page")()
 	for range n {
@@ -59,7 +59,7 @@ func (w *workload) fetch(hc *http.Client, n int) {
 	}
 }
 
-// wrk loads the page and expects no error of any kind.
+// wrk runs wrk against the page and checks that it reports no error of any kind.
 func (w *workload) wrk(d time.Duration, connections int) {
 	w.T.Helper()
 	out := w.client("wrk", "-t1", fmt.Sprintf("-c%d", connections), fmt.Sprintf("-d%ds", int(d.Seconds())), "--timeout", "30s", "http://"+w.listen+"/")
@@ -102,8 +102,9 @@ func TestNginxOrdinaryUser(t *testing.T) {
 	nginxCycles(nginxAt(start(t, ordinary(t)), instance.PathDirect, 0), cycles(t))
 }
 
-// A browser that keeps its connection open lets the server sleep if the policy
-// allows it, and is served over the same connection.
+// TestNginxQuietConnectionSleeps checks that a server with quiet-connection-after
+// sleeps although a browser keeps its connection open, and serves the browser
+// over that connection afterwards.
 func TestNginxQuietConnectionSleeps(t *testing.T) {
 	t.Parallel()
 	w := nginxAt(start(t, nil), instance.PathDirect, pauseAfter)

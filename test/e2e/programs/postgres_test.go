@@ -19,13 +19,14 @@ import (
 	"lull/internal/host/daemontest"
 )
 
-// postgres is a database, run as Debian's user of that name.
+// postgres is a PostgreSQL server that runs as Debian's user postgres.
 type postgres struct {
 	*workload
 	sent int // transactions that pgbench saw committed
 }
 
-// tool finds one of PostgreSQL's programs, which Debian keeps by version.
+// tool returns the path of one of PostgreSQL's programs, which Debian installs by
+// version.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
@@ -62,7 +63,7 @@ func postgresAt(h *daemontest.Host, path instance.Path, quiet time.Duration) *po
 	}
 	p := &postgres{workload: place(h, "postgres", path)}
 	p.launch("postgres", quiet, server, "-D", data, "-h", "127.0.0.1", "-p", p.targetPort(), "-k", data, "-c", "fsync=off")
-	daemontest.Wait(h.T, "PostgreSQL is ready", func() (bool, string) { // it listens before it serves
+	daemontest.Wait(h.T, "PostgreSQL is ready", func() (bool, string) { // it listens before it accepts queries
 		out, err := exec.Command("pg_isready", "-q", "-h", "127.0.0.1", "-p", p.port()).CombinedOutput()
 		return err == nil, string(out)
 	})
@@ -71,7 +72,7 @@ func postgresAt(h *daemontest.Host, path instance.Path, quiet time.Duration) *po
 	return p
 }
 
-// activity returns what PostgreSQL's sessions do and wait for.
+// activity returns what PostgreSQL's sessions are doing and waiting for.
 func (p *postgres) activity(ctx context.Context) string {
 	out, _ := exec.CommandContext(ctx, "psql", append([]string{"-X", "-x", "-c",
 		`select pid, backend_type, application_name, client_port, state, wait_event_type, wait_event, pg_blocking_pids(pid) as blocked_by,
@@ -83,7 +84,7 @@ func (p *postgres) args() []string {
 	return []string{"-h", "127.0.0.1", "-p", p.port(), "-U", "postgres", "postgres"}
 }
 
-// pgbench runs transactions, each of which writes a row of history.
+// pgbench runs transactions, each of which inserts a row into the history table.
 func (p *postgres) pgbench(clients, each int) {
 	p.T.Helper()
 	want := clients * each
@@ -94,8 +95,8 @@ func (p *postgres) pgbench(clients, each int) {
 	p.sent += want
 }
 
-// pgbenchFor runs transactions for a time, however many that are: on a busy
-// machine each takes long.
+// pgbenchFor runs as many transactions as possible in a time. On a busy machine
+// each takes long.
 func (p *postgres) pgbenchFor(clients int, d time.Duration) {
 	p.T.Helper()
 	out := p.client(tool(p.T, "pgbench"), append([]string{"-n", "-c", strconv.Itoa(clients), "-T", strconv.Itoa(int(d.Seconds()))}, p.args()...)...)
@@ -112,8 +113,8 @@ func (p *postgres) query(sql string) string {
 	return strings.TrimSpace(p.client("psql", append([]string{"-X", "-A", "-t", "-c", sql}, p.args()...)...))
 }
 
-// intact expects every acknowledged transaction in the history and the same sum
-// in all four tables.
+// intact checks that the history contains every acknowledged transaction, and
+// that all four tables have the same sum.
 func (p *postgres) intact() {
 	p.T.Helper()
 	got := p.query(`select (select count(*) from pgbench_history),
@@ -142,8 +143,9 @@ func TestPostgresRelay(t *testing.T) {
 	postgresAt(start(t, nil), instance.PathRelay, 0).cycles(cycles(t))
 }
 
-// An idle session holds by default. With quiet-connection-after the server
-// sleeps, and the session then continues inside its transaction.
+// TestPostgresIdleSession checks that an idle session keeps the server running by
+// default. With quiet-connection-after the server must sleep, and the session
+// must then continue inside its transaction.
 func TestPostgresIdleSession(t *testing.T) {
 	t.Run("holds", func(t *testing.T) {
 		t.Parallel()
@@ -169,7 +171,7 @@ func TestPostgresIdleSession(t *testing.T) {
 	})
 }
 
-// session is a psql that stays connected.
+// session is a running psql that stays connected.
 type session struct {
 	p   *postgres
 	cmd *exec.Cmd
@@ -195,7 +197,7 @@ func (p *postgres) session() *session {
 	return s
 }
 
-// ask runs a query of one row.
+// ask runs a query whose result is one row, and returns it.
 func (s *session) ask(sql string) string {
 	s.p.T.Helper()
 	if _, err := io.WriteString(s.in, sql+";\n"); err != nil {
@@ -219,7 +221,7 @@ func (s *session) ask(sql string) string {
 	}
 }
 
-// send runs statements without a result and waits until they are done.
+// send runs statements that have no result and waits until they are done.
 func (s *session) send(sql string) {
 	s.p.T.Helper()
 	if got := s.ask(sql + "; select 'done'"); got != "done" {

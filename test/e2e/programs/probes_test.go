@@ -16,7 +16,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// probedAfter is the idle timeout of instances with probes, each of which takes a
+// probedAfter is the idle timeout of instances with probes. A probe takes a
 // fraction of it.
 const probedAfter = time.Second
 
@@ -39,8 +39,8 @@ func (w *workload) probedBy(text string) {
 	w.Launch(s)
 }
 
-// heldBy waits until a signal of the instance is active, and checks that it holds
-// for longer than the idle timeout.
+// heldBy waits until a signal of the instance is active, and checks that it keeps
+// the instance running for longer than the idle timeout.
 func (w *workload) heldBy(signal string) {
 	w.T.Helper()
 	holds := func(o hostctl.Instance) bool {
@@ -61,8 +61,9 @@ func (w *workload) heldBy(signal string) {
 	})
 }
 
-// An open transaction holds PostgreSQL although its connection is quiet. Once it is
-// over, the probe's own sessions do not keep the server awake.
+// TestPostgresProbe checks that an open transaction keeps PostgreSQL running
+// although its connection is quiet, and that afterwards the probe's own sessions
+// do not.
 func TestPostgresProbe(t *testing.T) {
 	t.Parallel()
 	p := postgresAt(start(t, nil), instance.PathDirect, 0)
@@ -79,14 +80,15 @@ func TestPostgresProbe(t *testing.T) {
 	errtest.Get(io.WriteString(in, "begin; select 1;\n"))(t)
 	p.heldBy("probe:postgres")
 	errtest.Get(io.WriteString(in, "commit;\n"))(t)
-	p.awaitState("paused") // with an idle session
+	p.awaitState("paused") // although a session is connected
 	if got := p.client("psql", append([]string{"-XAtc", "select 42"}, p.args()...)...); got != "42\n" {
 		t.Errorf("the answer is %q", got)
 	}
 	p.awaitState("paused")
 }
 
-// A client that is blocked holds Redis, and the probe's own connections do not.
+// TestRedisProbe checks that a blocked client keeps Redis running, and that the
+// probe's own connections do not.
 func TestRedisProbe(t *testing.T) {
 	for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
 		t.Run(string(path), func(t *testing.T) {
@@ -113,8 +115,9 @@ func TestRedisProbe(t *testing.T) {
 	}
 }
 
-// A probe inside the instance has its environment and user, holds it, and is no use
-// of it by itself.
+// TestProbeInside checks that a probe that runs inside the instance has the
+// instance's environment and user, keeps it running, and does not itself count as
+// use.
 func TestProbeInside(t *testing.T) {
 	t.Parallel()
 	w := redisAt(start(t, nil), instance.PathDirect, 0)
@@ -129,8 +132,8 @@ func TestProbeInside(t *testing.T) {
 	w.awaitState("paused")
 }
 
-// A ready-made probe whose server does not run is unknown, whatever its client
-// program makes of that.
+// TestProbeWithoutServer checks that a ready-made probe whose server is not
+// running is unknown, whatever exit code its client program has.
 func TestProbeWithoutServer(t *testing.T) {
 	t.Parallel()
 	installed(t, "redis-tools", "redis-cli")

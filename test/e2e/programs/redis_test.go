@@ -15,7 +15,7 @@ import (
 	"lull/internal/host/daemontest"
 )
 
-// redisConn implements just enough of Redis's protocol to count.
+// redisConn implements just enough of the Redis protocol to count.
 type redisConn struct {
 	w *workload
 	net.Conn
@@ -31,7 +31,7 @@ func dialRedis(w *workload) *redisConn {
 	return &redisConn{w, c, bufio.NewReader(c)}
 }
 
-// do sends an inline command and returns its integer or one-line answer.
+// do sends an inline command and returns its integer or one-line reply.
 func (c *redisConn) do(format string, args ...any) string {
 	c.w.T.Helper()
 	defer c.w.awaiting("Redis")()
@@ -76,7 +76,8 @@ func (w *workload) benchmark(clients, n int) {
 // benchmarkKey is the key that redis-benchmark increments.
 const benchmarkKey = "counter:__rand_int__"
 
-// redisCycles counts every increment that was sent and expects all of them.
+// redisCycles runs n cycles in which clients increment a counter, and checks that
+// the counter contains every increment.
 func redisCycles(w *workload, n int) {
 	const clients, per, own = 8, 200, 25
 	w.comeAndGo(n, func(cycle int) {
@@ -129,7 +130,8 @@ func TestRedisOrdinaryUser(t *testing.T) {
 	}
 }
 
-// An idle connection holds by default.
+// TestRedisIdleConnectionHolds checks that an idle connection keeps Redis running
+// by default.
 func TestRedisIdleConnectionHolds(t *testing.T) {
 	for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
 		t.Run(string(path), func(t *testing.T) {
@@ -144,8 +146,9 @@ func TestRedisIdleConnectionHolds(t *testing.T) {
 	}
 }
 
-// With quiet-connection-after an idle connection does not hold, stays open
-// through the pause, and its next byte wakes the program.
+// TestRedisQuietConnectionSleeps checks that with quiet-connection-after an idle
+// connection does not keep Redis running, that it stays open through the pause,
+// and that its next byte wakes the program.
 func TestRedisQuietConnectionSleeps(t *testing.T) {
 	for _, path := range []instance.Path{instance.PathDirect, instance.PathRelay} {
 		t.Run(string(path), func(t *testing.T) {

@@ -26,24 +26,24 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// cluster is three servers on three members of Debian's etcd. Each server has
-// gates of its own to the members and to the cloud.
+// cluster is three servers on three members of Debian's etcd. Each server has its
+// own links to the members and to the cloud.
 type cluster struct {
 	*region
 	kv     *etcdtest.Cluster
-	gates  [3][3]*etcdtest.Link // by server and member
+	gates  [3][3]*etcdtest.Link // links, by server and member
 	clouds [3]*cloudGate
 }
 
-// cloudGate is a server's way to the cloud. It can hold one stop of an
-// instance between the server and the cloud.
+// cloudGate forwards a server's calls to the cloud. It can hold back one stop of
+// an instance.
 type cloudGate struct {
 	*httptest.Server
 	pass http.Handler
 
 	mu       sync.Mutex
-	instance string        // instance whose stop is held
-	caught   chan struct{} // closed when it is
+	instance string        // the instance whose stop is held back
+	caught   chan struct{} // closed when the stop has arrived here
 	release  chan struct{}
 }
 
@@ -58,7 +58,8 @@ func newCloudGate(t *testing.T, sim string) *cloudGate {
 	return g
 }
 
-// hold catches the next stop of an instance, and keeps it until release.
+// hold makes the gate hold back the next stop of an instance until release is
+// closed. caught is closed when the stop has arrived.
 func (g *cloudGate) hold(instance string) (caught, release chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -70,7 +71,7 @@ func (g *cloudGate) hold(instance string) (caught, release chan struct{}) {
 func (g *cloudGate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return // the server took its call back
+		return // the server canceled its call
 	}
 	text := string(body)
 	g.mu.Lock()
@@ -80,7 +81,8 @@ func (g *cloudGate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.instance = ""
 	}
 	g.mu.Unlock()
-	// Its sender may be gone when it continues: it is on its way.
+	// The context is replaced, because the call must continue even if its sender
+	// is gone: it is already on its way.
 	out := r.Clone(r.Context())
 	if held {
 		out = r.Clone(context.WithoutCancel(r.Context()))
@@ -109,7 +111,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// held counts the parts of the fleet that some servers own.
+// held returns how many shards the given servers own together.
 func (c *cluster) held(servers ...int) int {
 	n := 0
 	for _, s := range servers {
@@ -125,15 +127,15 @@ func (c *cluster) held(servers ...int) int {
 	return n
 }
 
-// takeover waits until the servers own everything, and returns how long that
-// took since a time.
+// takeover waits until the given servers own all shards, and returns how long
+// that took since a time.
 func (c *cluster) takeover(what string, since time.Time, servers ...int) {
 	c.t.Helper()
 	c.until(fmt.Sprintf("%s: %v own everything", what, servers), 3*time.Minute, func() bool { return c.held(servers...) == 32 })
 	c.t.Logf("%s: everything is claimed %.1f s later, and acted on 3 s after that; wanted 20 s", what, time.Since(since).Seconds())
 }
 
-// cut takes a server off the store; open puts it back.
+// cut disconnects a server from the store; open reconnects it.
 func (c *cluster) cut(server int) {
 	for _, g := range c.gates[server] {
 		g.Shut()
@@ -146,7 +148,8 @@ func (c *cluster) open(server int) {
 	}
 }
 
-// isolate cuts a member off from its peers and from all servers.
+// isolate disconnects a member from its peers and from all servers, or reconnects
+// it.
 func (c *cluster) isolate(member int, off bool) {
 	if off {
 		c.kv.Cut(member)
@@ -162,10 +165,11 @@ func (c *cluster) isolate(member int, off bool) {
 	}
 }
 
-// TestServersOnACluster runs three servers on three members of etcd while
-// members and servers are killed, stopped and cut off: in the end nothing was
-// launched twice, no instance is without a worker, no worker is stuck, no
-// counter went back. LULL_CLUSTER_ROUNDS asks for more than one round.
+// TestServersOnACluster runs three servers on three members of etcd while members
+// and servers are killed, stopped and cut off. In the end, nothing may have been
+// launched twice, no instance may be without a worker, no worker may be stuck,
+// and no counter may have decreased. LULL_CLUSTER_ROUNDS is the number of rounds
+// (default 1).
 func TestServersOnACluster(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
@@ -198,13 +202,13 @@ func TestServersOnACluster(t *testing.T) {
 		c.storm(rng, names(5), 3*time.Second)
 		c.isolate(m, false)
 
-		// One server is killed and one is cut off from the store, at once.
+		// Kill one server and cut another off from the store, at the same time.
 		order := rng.Perm(3)
 		dead, alone, left := order[0], order[1], order[2]
 		since := time.Now()
 		c.servers[dead].kill()
 		c.cut(alone)
-		at := c.servers[alone].at.Swap(nil) // a request to it waits for nothing
+		at := c.servers[alone].at.Swap(nil) // no request may wait for it
 		c.storm(rng, names(5), 2*time.Second)
 		c.takeover(fmt.Sprintf("round %d, one killed, one cut off", round), since, left)
 		c.servers[dead].start()
@@ -218,9 +222,10 @@ func TestServersOnACluster(t *testing.T) {
 	t.Logf("%d workers", len(l))
 }
 
-// lateStop stops a server between its decision to stop a worker and the call,
-// lets the others take over and call the stop off, and then lets the call
-// through: it happens late, is recorded as that, and is repaired.
+// lateStop suspends a server between its decision to stop a worker and the call.
+// The other servers take over and a user cancels the stop. Then the call
+// continues: the stop happens late, must be recorded as late, and must be
+// repaired.
 func (c *cluster) lateStop(rng *rand.Rand, round int) {
 	t := c.t
 	t.Helper()
@@ -267,7 +272,7 @@ func (c *cluster) lateStop(rng *rand.Rand, round int) {
 		g.hold("")
 		close(releases[s])
 	}
-	// The stop happens now.
+	// The held-back stop takes effect now.
 	c.until("the late stop is recorded", 2*time.Minute, func() bool { return c.audited(w.ID, "late_action") > 0 })
 	p.signal(syscall.SIGCONT)
 	p.at.Store(at)
@@ -277,7 +282,7 @@ func (c *cluster) lateStop(rng *rand.Rand, round int) {
 	}
 }
 
-// await waits until the one worker with a name is as it should be.
+// await waits until the one worker with a name fulfills a condition.
 func (c *cluster) await(name string, is func(worker.Worker) bool) (w worker.Worker) {
 	c.t.Helper()
 	c.until(name+" is as it should be", 3*time.Minute, func() bool {
@@ -291,7 +296,7 @@ func (c *cluster) await(name string, is func(worker.Worker) bool) (w worker.Work
 	return w
 }
 
-// audited counts the entries of a worker with an action.
+// audited returns the number of audit entries with an action for a worker.
 func (c *cluster) audited(id, action string) int {
 	q := url.Values{"worker_id": {id}, "action": {action}}
 	l, err := control.Read[control.List[audit.Entry]](c.t.Context(), c.any(nil).Client, "/audit?"+q.Encode())

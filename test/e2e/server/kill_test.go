@@ -10,14 +10,15 @@ import (
 	"lull/internal/lib/scaletest"
 )
 
-// stormSize is how many workers are launched while servers die.
+// stormSize is how many workers are launched while servers are killed.
 const stormSize = 150
 
 // TestServerSurvivesKills kills the server with SIGKILL at random instants
-// (LULL_SERVER_KILLS times, or 6) while 150 workers are created and moved, and
-// starts it again. In the end nothing was launched twice, no instance is
-// without a worker, no worker is stuck, no counter went back, and every call
-// with an idempotency key has had its effect once.
+// (LULL_SERVER_KILLS times, default 6) and restarts it, while 150 workers are
+// created and operated. In the end, nothing may have been launched twice, no
+// instance may be without a worker, no worker may be stuck, no counter may have
+// decreased, and every call with an idempotency key must have had its effect
+// exactly once.
 func TestServerSurvivesKills(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
@@ -30,13 +31,15 @@ func TestServerSurvivesKills(t *testing.T) {
 	for round := range n {
 		p.start()
 		r.template()
-		// The storm is over after the first third; then it is mixed.
+		// In the first third only workers are created; after that there are other
+		// requests too.
 		until := min(stormSize, stormSize*3*(round+1)/n)
 		var names []string
 		for ; made < until; made++ {
 			names = append(names, fmt.Sprintf("w-%d", made))
 		}
-		// Half the lives end before the server may act, or soon after.
+		// About half of the servers are killed before they may act, or soon
+		// after.
 		live := time.Duration(rng.Int64N(int64(3 * time.Second)))
 		if rng.IntN(2) == 0 {
 			live = time.Duration(rng.Int64N(int64(8 * time.Second)))

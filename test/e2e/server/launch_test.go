@@ -30,12 +30,12 @@ import (
 	"lull/internal/sim/world"
 )
 
-// TestLaunchedAgent launches a worker from a template with agent and runs the
-// user data that EC2 received with /bin/sh, as its first boot would. The
-// program is downloaded from the server, whose certificate is trusted by no
-// system, the instance ID comes from the metadata service, and the agent that
-// is then started reports as that worker. Nothing is replaced but the root
-// directory and systemd.
+// TestLaunchedAgent launches a worker from a template with agent, and runs the
+// user data that EC2 received with /bin/sh, as the first boot would. The program
+// must be downloaded from the server, whose certificate no system trusts, the
+// instance ID must come from the metadata service, and the agent that is then
+// started must report as that worker. Only the root directory and systemd are
+// replaced.
 func TestLaunchedAgent(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil && os.Getenv("CI") == "" {
 		t.Skip("curl is not installed")
@@ -51,7 +51,7 @@ func TestLaunchedAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	everywhere, err := net.Listen("tcp", "0.0.0.0:0") // each instance has its own metadata address
+	everywhere, err := net.Listen("tcp", "0.0.0.0:0") // each instance has its own address for the metadata service
 	errtest.None(t, err)
 	port := everywhere.Addr().(*net.TCPAddr).Port
 	ctx, cancel := context.WithCancel(context.Background())
@@ -107,7 +107,7 @@ func TestLaunchedAgent(t *testing.T) {
 	if out, err := exec.Command("/bin/sh", "-n", file).CombinedOutput(); err != nil {
 		t.Fatalf("the user data is no script: %v\n%s", err, out)
 	}
-	root, err := os.MkdirTemp("/var/lib", "lull-test-") // an agent trusts no file below /tmp
+	root, err := os.MkdirTemp("/var/lib", "lull-test-") // the agent trusts no file below /tmp
 	errtest.None(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(root); err != nil {
@@ -124,11 +124,11 @@ func TestLaunchedAgent(t *testing.T) {
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LULL_ROOT=" + root, "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadata}
 		return cmd.CombinedOutput()
 	}
-	// A server with another certificate gets neither the secret nor the
-	// machine's requests.
+	// A server with another certificate must get neither the secret nor any
+	// request of the machine.
 	stranger, _, _ := certificate(t, t.TempDir())
 	errtest.None(t, os.WriteFile(file, []byte(strings.ReplaceAll(strings.ReplaceAll(script, strings.TrimSpace(contents(t, cert)), strings.TrimSpace(contents(t, stranger))), "sleep 10", "sleep 0")), 0o700))
-	if out, err := boot(); err == nil || !strings.Contains(string(out), "curl: (60)") { // of curl: the certificate is not verified
+	if out, err := boot(); err == nil || !strings.Contains(string(out), "curl: (60)") { // curl's error for a certificate that is not trusted
 		t.Errorf("the machine spoke to a server that it cannot verify: %v\n%s", err, out)
 	} else if _, err := os.Stat(filepath.Join(root, "etc/lull/agent-token")); !os.IsNotExist(err) {
 		t.Errorf("the refused enrollment left a token: %v", err)
@@ -138,7 +138,7 @@ func TestLaunchedAgent(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 
-	// The unit would read the settings from the environment file.
+	// Systemd would read the settings from the environment file.
 	env := []string{"PATH=" + os.Getenv("PATH"), "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadata, "AWS_ENDPOINT_URL_EC2=" + r.sim, "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test"}
 	for line := range strings.Lines(contents(t, filepath.Join(root, "etc/default/lull-agent"))) {
 		env = append(env, strings.Replace(strings.TrimSpace(line), "=/etc/", "="+root+"/etc/", 1))
@@ -151,7 +151,7 @@ func TestLaunchedAgent(t *testing.T) {
 	errtest.None(t, agent.Start())
 	var seen control.Machine
 	defer func() {
-		_ = agent.Process.Kill() // it may have ended
+		_ = agent.Process.Kill() // may have ended already
 		_ = agent.Wait()
 		if seen.WorkerID == "" {
 			t.Logf("the agent:\n%s", said.String())
@@ -172,14 +172,16 @@ func TestLaunchedAgent(t *testing.T) {
 		t.Errorf("the tokens are %+v, %v", l, err)
 	}
 
-	// Once the agent has reported, no program on the machine can replace its token.
+	// Once the agent has reported, no other program on the machine can replace
+	// its token.
 	if out, err := boot(); err == nil {
 		t.Errorf("the machine enrolled twice:\n%s", out)
 	} else if now := strings.TrimSpace(contents(t, filepath.Join(root, "etc/lull/agent-token"))); now != token {
 		t.Error("the refused enrollment changed the token")
 	}
 
-	// The part of a template with user data of its own is the same script.
+	// If the template has user data of its own, one of its parts is the same
+	// script.
 	w, archive := launch("combined")
 	if !strings.Contains(archive, own) {
 		t.Errorf("the template's own part is missing or changed:\n%s", archive)
@@ -210,7 +212,7 @@ func TestLaunchedAgent(t *testing.T) {
 	}
 }
 
-// certificate writes a self-signed certificate for 127.0.0.1 and its key below a
+// certificate writes a self-signed certificate for 127.0.0.1 and its key to a
 // directory.
 func certificate(t *testing.T, dir string) (cert, key string, trusted *x509.CertPool) {
 	t.Helper()
@@ -230,7 +232,7 @@ func certificate(t *testing.T, dir string) (cert, key string, trusted *x509.Cert
 	return cert, key, trusted
 }
 
-// fleetSecret returns the enrollment secret in user data.
+// fleetSecret returns the enrollment secret that user data contains.
 func fleetSecret(t *testing.T, data string) string {
 	t.Helper()
 	_, rest, ok := strings.Cut(data, "lullenroll_")

@@ -35,25 +35,25 @@ import (
 	"lull/internal/sim"
 )
 
-// region is some server processes on one store, the simulated cloud that
-// outlives them, and the requests made to them.
+// region is a number of server processes on one store, the simulated cloud, which
+// outlives them, and the requests that were made to them.
 type region struct {
 	t       *testing.T
 	sim     string // URL
 	dir     string
 	cml     string // port
 	token   string
-	http    *http.Client // to the servers; nil is http.DefaultClient
+	http    *http.Client // client for requests to the servers; nil means http.DefaultClient
 	servers []*serverProc
 
 	mu     sync.Mutex
-	asked  map[string]bool             // names whose creation has not been answered yet
-	known  map[string]bool             // names whose creation has been answered
-	floors map[string]map[string]int64 // by worker: counters that were seen
+	asked  map[string]bool             // names whose creation was not answered yet
+	known  map[string]bool             // names whose creation was answered
+	floors map[string]map[string]int64 // by worker: the highest counters that were seen
 }
 
-// serverProc is one lull server as a process of its own. All but at belongs
-// to the goroutine of the test.
+// serverProc is one lull server in its own process. Its fields, except at, belong
+// to the test's goroutine.
 type serverProc struct {
 	r    *region
 	name string
@@ -61,19 +61,20 @@ type serverProc struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when cmd has ended
 	log  *os.File
-	at   atomic.Pointer[endpoint] // nil while it is down
+	at   atomic.Pointer[endpoint] // nil while the server is down
 }
 
-// endpoint is where a server answers.
+// endpoint is the address of a running server.
 type endpoint struct {
 	*control.Client
 	url string
 }
 
-// newRegion starts the simulated cloud. The settings of all servers follow
-// those of the region.
+// newRegion starts the simulated cloud. settings are the common settings of all
+// servers.
 func newRegion(t *testing.T, settings string) *region {
-	// Terminated workers stay listed until the end, however long that takes.
+	// Terminated workers stay listed until the end of the test, however long it
+	// takes.
 	cfg, err := sim.ParseScenario([]byte("speed: 30\ntiming: {terminated_visible: 10000h}\nregions: [{name: us-east-1}]\nprofiles: {quiet: {labs: 1}}\nlaunched_profile: quiet\nworkers: [{name: other, type: m5.large, profile: quiet}]\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -105,7 +106,7 @@ func newRegion(t *testing.T, settings string) *region {
 	return r
 }
 
-// add makes a server that is not started yet. Its EC2 is at cloud.
+// add returns a server that is not started yet. cloud is the URL of its EC2.
 func (r *region) add(name, cloud string, args ...string) *serverProc {
 	p := &serverProc{r: r, name: name, args: append([]string{"server", "--listen", "127.0.0.1:0", "--config", filepath.Join(r.dir, "s.yaml"),
 		"--cml-port", r.cml, "--log-level", "warn", "--aws-write-rate", "200", "--aws-read-rate", "200"}, args...)}
@@ -124,7 +125,7 @@ func (p *serverProc) start() {
 	if p.log, err = os.OpenFile(out, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var from int64 // offset at which the output of the present process begins
+	var from int64 // offset of the present process's output
 	run := func() {
 		if from, err = p.log.Seek(0, io.SeekEnd); err != nil {
 			t.Fatal(err)
@@ -137,7 +138,7 @@ func (p *serverProc) start() {
 		errtest.None(t, cmd.Start())
 		p.cmd, p.done = cmd, done
 		go func() {
-			_ = cmd.Wait() // it may be killed
+			_ = cmd.Wait() // returns an error if it was killed
 			close(done)
 		}()
 	}
@@ -152,7 +153,7 @@ func (p *serverProc) start() {
 			p.r.token = token
 		}
 		select {
-		case <-p.done: // without its store it ends, and is started again as a unit would be
+		case <-p.done: // a server ends without its store; start it again, as systemd would
 			run()
 			return false
 		default:
@@ -171,8 +172,8 @@ func (p *serverProc) start() {
 	})
 }
 
-// line returns the text after a prefix up to the end of its line; false while
-// the line is incomplete.
+// line returns the text before a prefix, and the text after it up to the end of
+// the line. ok is false while the line is incomplete.
 func line(text, prefix string) (before, rest string, ok bool) {
 	before, rest, ok = strings.Cut(text, prefix)
 	if !ok {
@@ -182,7 +183,7 @@ func line(text, prefix string) (before, rest string, ok bool) {
 	return before, rest, ok
 }
 
-// kill ends the server as kill -9 does; nothing if it is down.
+// kill kills the server with SIGKILL. It does nothing if the server is down.
 func (p *serverProc) kill() {
 	if p.cmd == nil {
 		return
@@ -205,7 +206,7 @@ func (p *serverProc) signal(s syscall.Signal) {
 	}
 }
 
-// template makes the template that all workers are launched from.
+// template creates the template from which all workers are launched.
 func (r *region) template() {
 	body := control.TemplateBody{InstanceType: "m5.large", AMINameFilter: "cisco-cml2.9*"}
 	if _, err := control.Write[launch.Template](r.t.Context(), r.any(nil).Client, "PUT", "/templates/small", body); err != nil {
@@ -213,7 +214,7 @@ func (r *region) template() {
 	}
 }
 
-// any is some server that is up, or nil.
+// any returns a random server that is up; nil if none is.
 func (r *region) any(rng *rand.Rand) *endpoint {
 	var up []*endpoint
 	for _, p := range r.servers {
@@ -243,8 +244,8 @@ func (r *region) until(what string, within time.Duration, is func() bool) {
 	}
 }
 
-// storm requests workers with these names, and actions on them, from several
-// goroutines until the time is over.
+// storm requests workers with these names, and operations on them, from several
+// goroutines for the duration live.
 func (r *region) storm(rng *rand.Rand, names []string, live time.Duration) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), live)
 	defer cancel()
@@ -276,7 +277,8 @@ func (r *region) storm(rng *rand.Rand, names []string, live time.Duration) {
 	wg.Wait()
 }
 
-// create requests a worker, with the same idempotency key each time.
+// create requests a worker, with the same idempotency key each time it is called
+// for a name.
 func (r *region) create(ctx context.Context, rng *rand.Rand, name string) {
 	to := r.any(rng)
 	if to == nil {
@@ -297,27 +299,28 @@ func (r *region) create(ctx context.Context, rng *rand.Rand, name string) {
 	req.Header.Set("Idempotency-Key", "key-"+name)
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return // killed, or out of time: the request is repeated with the same key
+		return // killed, or out of time; the request is repeated with the same key
 	}
 	defer res.Body.Close()
 	answer, err := io.ReadAll(res.Body)
 	if err != nil {
 		return
 	}
-	if res.StatusCode == http.StatusAccepted || res.StatusCode == http.StatusOK { // OK: it is there already, and up
+	if res.StatusCode == http.StatusAccepted || res.StatusCode == http.StatusOK { // 200: an earlier request created it, and it is up
 		r.mu.Lock()
 		delete(r.asked, name)
 		r.known[name] = true
 		r.mu.Unlock()
 		return
 	}
-	// 409: the claim of the killed server has not ended yet.
+	// 409: the killed server's claim of the key has not expired yet.
 	if res.StatusCode != http.StatusConflict && res.StatusCode < 500 {
 		r.t.Errorf("create %s: %d %s", name, res.StatusCode, answer)
 	}
 }
 
-// move does something to some worker, and reads the counters of all.
+// move requests a random operation on a random worker, and checks the counters of
+// all workers.
 func (r *region) move(ctx context.Context, rng *rand.Rand) {
 	to := r.any(rng)
 	if to == nil {
@@ -344,7 +347,7 @@ func (r *region) move(ctx context.Context, rng *rand.Rand) {
 	}
 }
 
-// look compares every counter with its earlier values.
+// look checks that no counter is lower than it was before.
 func (r *region) look(l []worker.Worker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -357,7 +360,8 @@ func (r *region) look(l []worker.Worker) {
 			continue
 		}
 		for name, v := range now {
-			// Two lookers may pass each other: the older answer is no fault.
+			// Two concurrent calls may get their answers in either order, so an
+			// older answer is not a fault.
 			if v > was[name] {
 				was[name] = v
 			}
@@ -365,7 +369,7 @@ func (r *region) look(l []worker.Worker) {
 	}
 }
 
-// finish repeats the request for every worker whose creation was not answered.
+// finish repeats the creation of every worker that was not answered.
 func (r *region) finish() {
 	r.until("every creation is answered", 4*time.Minute, func() bool {
 		r.mu.Lock()
@@ -378,7 +382,8 @@ func (r *region) finish() {
 	})
 }
 
-// settle waits until every worker has reached its desired state.
+// settle waits until every worker has reached its desired state, and returns the
+// workers.
 func (r *region) settle() (l []worker.Worker) {
 	var open []string
 	defer func() {
@@ -398,14 +403,14 @@ func (r *region) settle() (l []worker.Worker) {
 			}
 		}
 		if len(open) > 0 {
-			<-time.After(time.Second) // a listing of everything is expensive for the servers
+			<-time.After(time.Second) // listing everything is expensive for the servers
 		}
 		return len(open) == 0
 	})
 	return l
 }
 
-// verify compares the records with the world.
+// verify compares the records with the simulated cloud.
 func (r *region) verify(l []worker.Worker) {
 	byName := map[string][]worker.Worker{}
 	for _, w := range l {
@@ -434,8 +439,8 @@ func (r *region) verify(l []worker.Worker) {
 	r.instances(byName)
 }
 
-// instances are those of the simulator: each worker has one, in the state
-// that its record says, and there is none without a worker.
+// instances checks that each worker has one instance in the simulator, in the
+// state that its record says, and that there is no instance without a worker.
 func (r *region) instances(byName map[string][]worker.Worker) {
 	res, err := http.Get(r.sim + "/sim/instances")
 	if err != nil {

@@ -32,11 +32,11 @@ func TestMain(m *testing.M) { daemontest.Main(m, "lull/cmd/lull-harness") }
 //go:embed boot.sh
 var bootScript string
 
-// machine is a booted systemd, with a lull host that runs as one of its units.
+// machine is a booted systemd. A lull host runs as one of its units.
 type machine struct {
 	*hostctl.Client
 	t   *testing.T
-	pid int // its first process
+	pid int // process ID of its init
 }
 
 // hostUnit is the unit of the lull host in a machine.
@@ -48,8 +48,7 @@ Restart=no
 LimitNOFILE=65536
 `
 
-// boot boots a machine and starts its lull host. Both are gone at the end of the
-// test.
+// boot boots a machine and starts its lull host. Both end with the test.
 func boot(t *testing.T) *machine {
 	t.Helper()
 	t.Parallel()
@@ -72,8 +71,8 @@ func boot(t *testing.T) *machine {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
-	// The shell joins the group before it makes the namespaces, so that the group is
-	// the root of the machine's tree.
+	// The shell joins the group before it creates the namespaces, so that the
+	// group becomes the root of the machine's tree.
 	cmd := exec.Command("sh", "-c", `echo $$ >"$1/cgroup.procs" && shift && exec "$@"`, "sh", group.Dir(),
 		"unshare", "--pid", "--fork", "--mount", "--cgroup", "--uts", "--ipc", "--net", "--kill-child", "sh", "-c", bootScript, "sh", root, filepath.Dir(daemontest.Program("lull")))
 	var console bytes.Buffer
@@ -138,7 +137,8 @@ func (m *machine) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a command in the machine, which must succeed, and returns its output.
+// run runs a command in the machine and returns its output. The command must
+// succeed.
 func (m *machine) run(args ...string) string {
 	m.t.Helper()
 	out, err := m.command(args...).CombinedOutput()
@@ -153,13 +153,13 @@ func (m *machine) systemctl(args ...string) string {
 	return m.run(append([]string{"systemctl"}, args...)...)
 }
 
-// show returns a property of a unit.
+// show returns the value of a property of a unit.
 func (m *machine) show(unit, property string) string {
 	m.t.Helper()
 	return m.systemctl("show", "--value", "-p", property, unit)
 }
 
-// write writes a file of the machine.
+// write writes a file in the machine.
 func (m *machine) write(path, text string) {
 	m.t.Helper()
 	path = fmt.Sprintf("/proc/%d/root%s", m.pid, path)
@@ -175,7 +175,8 @@ func (m *machine) startHost() {
 	waittest.NoError(m.t, "the host answers", func() error { _, err := m.List(m.t.Context()); return err })
 }
 
-// database creates a cluster of PostgreSQL and starts its unit, which is returned.
+// database creates a PostgreSQL cluster, starts its unit and returns the unit's
+// name.
 func (m *machine) database() string {
 	m.t.Helper()
 	version := strings.TrimSpace(m.run("sh", "-c", "ls /usr/lib/postgresql | tail -1"))
@@ -205,7 +206,7 @@ func (m *machine) inNetwork(do func() error) error {
 	return <-done
 }
 
-// dial connects to an address of the machine.
+// dial connects to an address in the machine.
 func (m *machine) dial(addr string) (c net.Conn, err error) {
 	err = m.inNetwork(func() error {
 		c, err = net.DialTimeout("tcp", addr, daemontest.WaitLimit)
@@ -214,14 +215,14 @@ func (m *machine) dial(addr string) (c net.Conn, err error) {
 	return c, err
 }
 
-// question is a client's request to a program, with the beginning of the
+// question is a client's request to a program, and the beginning of the expected
 // answer.
 type question struct{ addr, sends, wants string }
 
 var (
 	askNginx = question{"127.0.0.1:80", "GET / HTTP/1.0\r\n\r\n", "HTTP/1.1 "}
 	askRedis = question{"127.0.0.1:6379", "PING\r\n", "+PONG"}
-	// A request for TLS, which PostgreSQL answers with one letter.
+	// A request to start TLS, which PostgreSQL answers with one letter.
 	askPostgres = question{"127.0.0.1:5432", "\x00\x00\x00\x08\x04\xd2\x16\x2f", "S"}
 )
 
@@ -248,12 +249,12 @@ func (m *machine) ask(q question) (took time.Duration, err error) {
 		return took, fmt.Errorf("%s answers %q", q.addr, got)
 	}
 	if t, ok := c.(*net.TCPConn); ok && t.CloseWrite() == nil {
-		_, _ = io.Copy(io.Discard, c) // so that the close is no reset
+		_, _ = io.Copy(io.Discard, c) // read everything, so that the close does not cause a reset
 	}
 	return took, nil
 }
 
-// answers asks, and fails the test if there is no answer.
+// answers asks a question, and fails the test if there is no answer.
 func (m *machine) answers(q question) time.Duration {
 	m.t.Helper()
 	took, err := m.ask(q)
@@ -263,7 +264,7 @@ func (m *machine) answers(q question) time.Duration {
 	return took
 }
 
-// until waits until an instance is as ok wants it.
+// until waits until ok returns true for an instance.
 func (m *machine) until(name, what string, ok func(o hostctl.Instance) bool) (o hostctl.Instance) {
 	m.t.Helper()
 	daemontest.Wait(m.t, name+": "+what, func() (bool, string) {
@@ -276,16 +277,16 @@ func (m *machine) until(name, what string, ok func(o hostctl.Instance) bool) (o 
 	return o
 }
 
-// await waits for a state.
+// await waits until an instance is in a state.
 func (m *machine) await(name, state string) hostctl.Instance {
 	m.t.Helper()
 	return m.until(name, "it is "+state, func(o hostctl.Instance) bool { return o.State == state })
 }
 
-// pauseAfter is the idle timeout of what these tests adopt.
+// pauseAfter is the idle timeout of the units that these tests adopt.
 const pauseAfter = 400 * time.Millisecond
 
-// adopt adopts a unit, which must be possible, under its name without suffix.
+// adopt adopts a unit under its name without suffix. It must succeed.
 func (m *machine) adopt(q hostctl.Adopt) (name string) {
 	m.t.Helper()
 	if q.PauseAfter == nil {
@@ -298,7 +299,7 @@ func (m *machine) adopt(q hostctl.Adopt) (name string) {
 	return o.Name
 }
 
-// frozen reports what the kernel says of a unit's control group.
+// frozen reports whether the kernel shows a unit's control group as frozen.
 func (m *machine) frozen(unit string) bool {
 	m.t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/sys/fs/cgroup%s/cgroup.events", m.pid, m.show(unit, "ControlGroup")))
@@ -308,7 +309,8 @@ func (m *machine) frozen(unit string) bool {
 	return slices.Contains(strings.Split(string(b), "\n"), "frozen 1")
 }
 
-// refused returns why a request was refused; "" if it was not.
+// refused returns the reason for which a request was refused; "" if it was not
+// refused.
 func refused(err error) string {
 	var p *httpx.Problem
 	if errors.As(err, &p) && p.Status == 409 {
@@ -317,7 +319,7 @@ func refused(err error) string {
 	return ""
 }
 
-// killHost kills the lull host and waits until systemd knows.
+// killHost kills the lull host and waits until systemd has noticed.
 func (m *machine) killHost() {
 	m.t.Helper()
 	m.systemctl("kill", "--kill-whom=main", "-s", "KILL", "lull-host")

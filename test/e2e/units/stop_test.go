@@ -37,8 +37,8 @@ func (m *machine) visit(q question, n int) (answered int64) {
 	return ok.Load()
 }
 
-// TestStop checks that idle units are stopped by systemd, and started by the
-// clients that come then, all of which are answered.
+// TestStop checks that idle units are stopped through systemd and started by
+// clients, and that all of these are answered.
 func TestStop(t *testing.T) {
 	m := boot(t)
 	database := m.database()
@@ -67,7 +67,7 @@ func TestStop(t *testing.T) {
 			t.Errorf("%s: %d clients were turned away", p.unit, clients-got)
 		}
 
-		// A release starts it again.
+		// Releasing a stopped unit starts it again.
 		m.await(name, "stopped")
 		if err := m.ReleaseAdopted(t.Context(), name); err != nil {
 			t.Fatal(err)
@@ -80,8 +80,8 @@ func TestStop(t *testing.T) {
 	m.nothingLeft()
 }
 
-// TestStopOperators checks that operators can start what lull has stopped, and that
-// what they or a user stop is started by no client.
+// TestStopOperators checks that operators can start units that lull has stopped,
+// and that no client starts a unit that an operator or a user stops.
 func TestStopOperators(t *testing.T) {
 	m := boot(t)
 	m.systemctl("start", "redis-server", "nginx")
@@ -98,7 +98,7 @@ func TestStopOperators(t *testing.T) {
 	m.await(name, "stopped")
 	m.staysDown("redis-server", askRedis)
 
-	// What a user stops stays stopped too, until a user starts it.
+	// A unit that a user stops through lull stays stopped until a user starts it.
 	if _, err := m.Do(t.Context(), name, "start", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,8 @@ func TestStopOperators(t *testing.T) {
 		t.Errorf("a release started what a user stopped: %s", s)
 	}
 
-	// A daemon that is restarted, or killed, while a unit is stopped loses no client.
+	// If the daemon is restarted or killed while a unit is stopped, no client is
+	// lost.
 	name = m.adopt(hostctl.Adopt{Unit: "nginx", Stop: true, StopAfter: daemontest.Seconds(stopAfter)})
 	for _, end := range []func(){func() { m.systemctl("stop", "lull-host") }, m.killHost} {
 		m.await(name, "stopped")
@@ -130,7 +131,8 @@ func TestStopOperators(t *testing.T) {
 		}
 	}
 
-	// If the kept sockets are lost with everything that held them, they are made anew.
+	// If the kept sockets are lost together with everything that held them, they
+	// are created again.
 	m.await(name, "stopped")
 	m.systemctl("kill", "--kill-whom=all", "-s", "KILL", "lull-host")
 	waittest.Until(t, "the host is gone", func() bool { return m.show("lull-host", "ActiveState") == "failed" })
@@ -154,7 +156,7 @@ func TestStopOperators(t *testing.T) {
 	m.nothingLeft()
 }
 
-// staysDown checks that clients are refused and start nothing.
+// staysDown checks that clients are refused and do not start the unit.
 func (m *machine) staysDown(unit string, q question) {
 	m.t.Helper()
 	if _, err := m.ask(q); err == nil || !strings.Contains(err.Error(), "refused") {
@@ -165,8 +167,8 @@ func (m *machine) staysDown(unit string, q question) {
 	}
 }
 
-// TestSocketUnit checks that a service is stopped although its .socket unit listens,
-// and that systemd starts it then.
+// TestSocketUnit checks that a service is stopped although its .socket unit
+// listens, and that systemd then starts it for a client.
 func TestSocketUnit(t *testing.T) {
 	m := boot(t)
 	m.write("/etc/systemd/system/hello.socket", "[Socket]\nListenStream=127.0.0.1:99\n")

@@ -17,8 +17,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestUnits checks that nginx, Redis and PostgreSQL sleep through systemd, that a
-// client wakes them, and that nothing is left behind after a release.
+// TestUnits checks that nginx, Redis and PostgreSQL are frozen through systemd,
+// that a client wakes them, and that nothing is left behind after a release.
 func TestUnits(t *testing.T) {
 	m := boot(t)
 	database := m.database()
@@ -54,7 +54,7 @@ func TestUnits(t *testing.T) {
 	m.nothingLeft()
 }
 
-// nothingLeft checks that lull knows no instance and keeps nothing of one.
+// nothingLeft checks that lull has no instance and no data of one.
 func (m *machine) nothingLeft() {
 	m.t.Helper()
 	if l, err := m.List(m.t.Context()); err != nil || len(l) > 0 {
@@ -68,7 +68,7 @@ func (m *machine) nothingLeft() {
 	}
 }
 
-// TestOperators checks that lull follows what systemctl does to a frozen unit.
+// TestOperators checks that lull follows what systemctl does with a frozen unit.
 func TestOperators(t *testing.T) {
 	m := boot(t)
 	m.systemctl("start", "nginx")
@@ -108,7 +108,7 @@ func TestOperators(t *testing.T) {
 	m.await(name, "paused")
 	m.answers(askNginx)
 
-	// A freeze by others stays.
+	// A freeze by others remains.
 	m.await(name, "paused")
 	m.answers(askNginx)
 	m.systemctl("freeze", "nginx")
@@ -142,7 +142,7 @@ func TestOperators(t *testing.T) {
 }
 
 // TestHostKilled checks that nothing stays frozen without a daemon, and that the
-// next one adopts the unit again.
+// next daemon adopts the unit again.
 func TestHostKilled(t *testing.T) {
 	m := boot(t)
 	m.systemctl("start", "nginx", "redis-server")
@@ -160,7 +160,7 @@ func TestHostKilled(t *testing.T) {
 	}
 	m.answers(askNginx)
 
-	// The daemon and its shim together.
+	// Kill the daemon together with its shim.
 	m.await(name, "paused")
 	m.run("sh", "-c", "kill -KILL $(systemctl show --value -p MainPID lull-host) $(pgrep -f -- '[l]ull-shim --dir')")
 	began = time.Now()
@@ -168,7 +168,7 @@ func TestHostKilled(t *testing.T) {
 	t.Logf("thawed %s after daemon and shim were killed", time.Since(began).Round(time.Millisecond))
 }
 
-// TestRefused checks what cannot be adopted.
+// TestRefused checks which units cannot be adopted.
 func TestRefused(t *testing.T) {
 	m := boot(t)
 	for name, text := range map[string]string{
@@ -194,7 +194,7 @@ func TestRefused(t *testing.T) {
 	}
 	m.nothingLeft()
 
-	// A watchdog that a unit gets later blocks its pause.
+	// A watchdog that is added to an adopted unit blocks its pause.
 	m.systemctl("start", "redis-server")
 	name := m.adopt(hostctl.Adopt{Unit: "redis-server", PauseAfter: daemontest.Seconds(time.Hour)})
 	m.write("/etc/systemd/system/redis-server.service.d/dog.conf", "[Service]\nWatchdogSec=1h\n")
@@ -213,8 +213,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestUnknown checks that a unit is not paused while systemd does not answer, that
-// why says so, and that a client wakes one that was frozen before.
+// TestUnknown checks that a unit is not paused while systemd does not answer,
+// that why says so, and that a client wakes a unit that was frozen before.
 func TestUnknown(t *testing.T) {
 	m := boot(t)
 	m.systemctl("start", "redis-server", "nginx")
@@ -248,7 +248,7 @@ func TestUnknown(t *testing.T) {
 	m.answers(askNginx)
 }
 
-// TestTimer checks that a frozen unit is woken for a timer of systemd that starts
+// TestTimer checks that a frozen unit is woken for a systemd timer that triggers
 // it.
 func TestTimer(t *testing.T) {
 	m := boot(t)

@@ -9,8 +9,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// TestUserUnit checks units of a user's systemd, adopted by the user's own host and
-// by the host of root.
+// TestUserUnit checks units of a user's systemd, adopted by the user's own host
+// and by root's host.
 func TestUserUnit(t *testing.T) {
 	m := boot(t)
 	const uid, home, runtime = "1234", "/home/alice", "/run/user/1234"
@@ -50,7 +50,8 @@ func TestUserUnit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A host without the right to steer holds the first clients.
+	// A host without the right to steer connections uses held sockets for the
+	// first clients.
 	name := own.adopt(hostctl.Adopt{Unit: "mine", Manager: uid, Stop: true, StopAfter: daemontest.Seconds(stopAfter)})
 	for range 2 {
 		own.await(name, "stopped")
