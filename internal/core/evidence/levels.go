@@ -103,13 +103,13 @@ func (l *levelLine) levels(at time.Time) (*Levels, error) {
 	out := &Levels{High: l.High}
 	for _, s := range l.Ago {
 		if s < 0 || s > int64(math.MaxInt64/time.Second) {
-			return nil, errors.New("its levels do not precede it")
+			return nil, errors.New("its levels are later than the record")
 		}
 		out.At = append(out.At, at.Add(-time.Duration(s)*time.Second))
 	}
 	for _, high := range l.High {
 		if len(high) != len(out.At) {
-			return nil, errors.New("its levels are not whole")
+			return nil, errors.New("its levels are incomplete")
 		}
 	}
 	return out, nil

@@ -312,7 +312,7 @@ func (d *decision) switches() {
 		open(DetectionDisabled, "Idle detection is switched off for it.")
 	}
 	if !d.e.Running {
-		open(StatusNotRunning, fmt.Sprintf("It is %s, and only what runs can be paused.", d.e.Status))
+		open(StatusNotRunning, fmt.Sprintf("It is %s, and only a running one can be paused.", d.e.Status))
 	}
 	for _, g := range d.e.Guards {
 		if g.Until != nil {

@@ -105,7 +105,7 @@ type Program struct {
 // starts can have.
 func (s *Spec) checkAdopted() (errs []error) {
 	if (s.Adopted != nil) != (s.Runtime == RuntimeAdopted) {
-		return []error{errors.New("cannot use runtime adopted without something to adopt, nor anything else with it: use lull adopt")}
+		return []error{errors.New("cannot combine runtime and adopted: runtime adopted needs something to adopt, and no other runtime takes it; use lull adopt")}
 	}
 	if s.Adopted == nil {
 		return nil
@@ -137,7 +137,7 @@ func (s *Spec) checkAdopted() (errs []error) {
 	a := s.Adopted
 	if a.IsUnit() {
 		if a.PID != 0 || a.Cgroup != "" {
-			errs = append(errs, errors.New("cannot use adopted: a unit has neither a pid nor a cgroup of its own there"))
+			errs = append(errs, errors.New("cannot use adopted: with a unit, pid and cgroup must not be set"))
 		}
 		return errs
 	}

@@ -73,7 +73,7 @@ func at(server, path string, p Probe) func(string) (Probe, error) {
 // replica, or while autovacuum works.
 func postgresProbe(conninfo string) (Probe, error) {
 	if strings.ContainsAny(conninfo, "'\x00\n") {
-		return Probe{}, errors.New("a connection string with quotes needs a probe of your own")
+		return Probe{}, errors.New("a connection string with quotes is not supported: define an exec probe instead")
 	}
 	conninfo = cmp.Or(conninfo, "host=127.0.0.1 user=postgres dbname=postgres")
 	return shell(`n=$(psql -XAtqw -d '` + conninfo + `' -c "select count(*) from pg_stat_activity where pid <> pg_backend_pid() and ` +
@@ -106,7 +106,7 @@ func redisProbe(target string) (Probe, error) {
 	redis := "redis-cli -h " + host + " -p " + port
 	if isList {
 		if !plainWord.MatchString(list) {
-			return Probe{}, fmt.Errorf("the list %q needs a probe of your own", list)
+			return Probe{}, fmt.Errorf("the list name %q is not supported: define an exec probe instead", list)
 		}
 		return shell(`n=$(` + redis + ` llen '` + list + `') || exit 2; case $n in ''|*[!0-9]*) echo "$n"; exit 2;; esac; [ "$n" -gt 0 ]`), nil
 	}

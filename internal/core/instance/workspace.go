@@ -57,7 +57,7 @@ func CheckWorkspace(s string) error {
 	}
 	w, err := ParseWorkspace(s)
 	if err == nil && strings.Contains(w.Path, ":") {
-		err = fmt.Errorf("%q cannot be its place inside, with a colon in it: %s", w.Path, want)
+		err = fmt.Errorf("%q cannot be the path inside, because it contains a colon: %s", w.Path, want)
 	}
 	return err
 }

@@ -268,7 +268,7 @@ func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 		return slices.ContainsFunc(skips, func(o Override) bool { return o.In(t) })
 	})
 	if err != nil {
-		r.Faults = append(r.Faults, fmt.Sprintf("Schedule %s cannot be followed: %v.", c.Name, err))
+		r.Faults = append(r.Faults, fmt.Sprintf("Schedule %s cannot be applied: %v.", c.Name, err))
 		return
 	}
 	st.Force = r.Force

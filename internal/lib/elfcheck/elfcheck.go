@@ -29,7 +29,7 @@ func Static(path string) error {
 	}
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
-			return fmt.Errorf("%s is dynamically linked (built with CGO_ENABLED=1), and would find no libraries where it runs", path)
+			return fmt.Errorf("%s is dynamically linked (built with CGO_ENABLED=1), but there are no libraries where it will run", path)
 		}
 	}
 	return nil

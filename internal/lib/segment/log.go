@@ -129,7 +129,7 @@ func list(dir string) ([]*file, error) {
 			return nil, err
 		}
 		if f.headErr == nil && f.head.first != first {
-			return nil, fmt.Errorf("%s begins with record %d, not with that of its name: move it away", f.path, f.head.first)
+			return nil, fmt.Errorf("%s begins with record %d, which does not match its name: move it away", f.path, f.head.first)
 		}
 		files = append(files, f)
 	}

@@ -122,8 +122,8 @@ func sum(b []byte) uint32 {
 }
 
 var (
-	errShort    = errors.New("a record is cut short")
-	errTooLong  = errors.New("a record is longer than any that is written")
+	errShort    = errors.New("a record is incomplete")
+	errTooLong  = errors.New("a record is longer than the maximum")
 	errChecksum = errors.New("the checksum of a record is wrong")
 	errMissing  = errors.New("records are missing")
 )
@@ -182,7 +182,7 @@ func scan(name string, data []byte, visit func(Record, *Damage) bool) contents {
 	for pos < len(data) {
 		r, size, err := decodeRecord(data[pos:])
 		if err == nil && r.Number < next {
-			err = fmt.Errorf("a record has the number %d where %d belongs", r.Number, next)
+			err = fmt.Errorf("a record has the number %d, want %d", r.Number, next)
 		}
 		if err != nil {
 			if bad < 0 {

@@ -12,7 +12,7 @@ import (
 func PeerOf(c *net.UnixConn) (Peer, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return Peer{}, fmt.Errorf("cannot tell who connected: %w", err)
+		return Peer{}, fmt.Errorf("cannot identify the peer: %w", err)
 	}
 	var cred *unix.Ucred
 	var credErr error
@@ -20,7 +20,7 @@ func PeerOf(c *net.UnixConn) (Peer, error) {
 		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
 	if err := errors.Join(err, credErr); err != nil {
-		return Peer{}, fmt.Errorf("cannot tell who connected: %w", err)
+		return Peer{}, fmt.Errorf("cannot identify the peer: %w", err)
 	}
 	return Peer{UID: int(cred.Uid), GID: int(cred.Gid), PID: int(cred.Pid)}, nil
 }

@@ -78,7 +78,7 @@ func clear(path string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return errors.New("a file that is not a socket has that name: move it away")
+		return errors.New("a file that is not a socket has that name: remove or rename it")
 	}
 	c, err := net.DialTimeout("unix", path, time.Second)
 	switch {

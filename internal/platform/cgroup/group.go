@@ -343,7 +343,7 @@ func parseEvents(b []byte) (populated, frozen bool, err error) {
 		}
 	}
 	if seen != 3 {
-		return false, false, errors.New("cgroup.events does not say populated and frozen")
+		return false, false, errors.New("cgroup.events has no populated or no frozen line")
 	}
 	return populated, frozen, nil
 }

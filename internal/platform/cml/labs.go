@@ -127,7 +127,7 @@ func (c *Client) seesAllLabs(ctx context.Context) error {
 		return err
 	}
 	if !id.Admin {
-		return &Error{Op: "list all labs", Host: c.host, Kind: ErrUnauthorized, Err: fmt.Errorf("account %q is not an administrator and is shown only its own labs", id.Username)}
+		return &Error{Op: "list all labs", Host: c.host, Kind: ErrUnauthorized, Err: fmt.Errorf("account %q is not an administrator, so CML lists only its own labs", id.Username)}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

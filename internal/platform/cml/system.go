@@ -156,7 +156,7 @@ func checkID(id string) error {
 	}
 	for _, c := range []byte(id) {
 		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_') {
-			return fmt.Errorf("id %q has a byte that ids do not have", id)
+			return fmt.Errorf("ID %q contains an invalid byte", id)
 		}
 	}
 	return nil

@@ -51,7 +51,7 @@ func (c *Client) Machine(ctx context.Context, imageID, instanceType string) (Mac
 		return Machine{}, c.failed("DescribeInstanceTypes", err)
 	}
 	if len(images.Images) != 1 || len(kinds.InstanceTypes) != 1 {
-		return Machine{}, c.failed("DescribeImages", fmt.Errorf("%d images and %d types for %s on %s", len(images.Images), len(kinds.InstanceTypes), imageID, instanceType))
+		return Machine{}, c.failed("DescribeImages", fmt.Errorf("found %d images and %d instance types for %s on %s, want one of each", len(images.Images), len(kinds.InstanceTypes), imageID, instanceType))
 	}
 	image, kind := images.Images[0], kinds.InstanceTypes[0]
 	m := Machine{Hibernates: true}

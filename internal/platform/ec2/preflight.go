@@ -87,7 +87,7 @@ func (c *Client) instanceStore(ctx context.Context, i Instance) Check {
 		return Check{Err: c.failed(op, err)}
 	}
 	if len(out.InstanceTypes) != 1 || out.InstanceTypes[0].InstanceStorageSupported == nil {
-		return Check{Err: c.failed(op, errors.New("the answer does not state if the type has instance-store volumes"))}
+		return Check{Err: c.failed(op, errors.New("the answer does not say whether the type has instance-store volumes"))}
 	}
 	has = *out.InstanceTypes[0].InstanceStorageSupported
 	c.mu.Lock()
@@ -150,7 +150,7 @@ func (c *Client) stopProtected(ctx context.Context, id string) Check {
 		return Check{Err: c.failed(op, err, id)}
 	}
 	if out.DisableApiStop == nil || out.DisableApiStop.Value == nil {
-		return Check{Err: c.failed(op, errors.New("the answer does not hold disableApiStop"), id)}
+		return Check{Err: c.failed(op, errors.New("the answer does not contain disableApiStop"), id)}
 	}
 	return Check{Set: *out.DisableApiStop.Value}
 }

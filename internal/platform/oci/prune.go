@@ -29,7 +29,7 @@ func (s *Store) Use(ctx context.Context, ref, id string) (Image, error) {
 	}
 	err = errors.Join(os.MkdirAll(s.users(), 0o700), os.WriteFile(filepath.Join(s.users(), id), []byte(img.Key), 0o600))
 	if err != nil {
-		return Image{}, fmt.Errorf("cannot record a user of image %.300s: %w", ref, err)
+		return Image{}, fmt.Errorf("cannot record that image %.300s is in use: %w", ref, err)
 	}
 	return img, nil
 }
@@ -37,7 +37,7 @@ func (s *Store) Use(ctx context.Context, ref, id string) (Image, error) {
 // Release drops an instance's use of its image.
 func (s *Store) Release(id string) error {
 	if err := os.Remove(filepath.Join(s.users(), id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot remove a user of an image: %w", err)
+		return fmt.Errorf("cannot record that an image is no longer in use: %w", err)
 	}
 	return nil
 }

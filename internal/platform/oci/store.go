@@ -170,7 +170,7 @@ func (s *Store) fetch(ctx context.Context, ref, key string, unpack func(dir stri
 func touch(home string) error {
 	now := time.Now()
 	if err := os.Chtimes(home, now, now); err != nil {
-		return fmt.Errorf("cannot note that it is used: %w", err)
+		return fmt.Errorf("cannot record its use: %w", err)
 	}
 	return nil
 }
@@ -239,7 +239,7 @@ func (s *Store) unpackImage(img v1.Image, dir string) (Config, error) {
 		return Config{}, err
 	}
 	if len(layers) != len(cf.RootFS.DiffIDs) {
-		return Config{}, fmt.Errorf("it has %d layers and names %d", len(layers), len(cf.RootFS.DiffIDs))
+		return Config{}, fmt.Errorf("it has %d layers, but its configuration lists %d", len(layers), len(cf.RootFS.DiffIDs))
 	}
 	err = within(dir, func(root *os.Root) error {
 		u := newUnpacker(root, s.Limits)

@@ -107,7 +107,7 @@ func (l *Logind) gone(err error) error {
 	if n, kerr := l.kept(); kerr != nil || n > 0 {
 		// Not wrapped, because err would make this look like a machine without
 		// logind.
-		return fmt.Errorf("cannot ask systemd-logind, which keeps %d files of sessions: %v", n, errors.Join(err, kerr))
+		return fmt.Errorf("cannot query systemd-logind, although it has %d session files: %v", n, errors.Join(err, kerr))
 	}
 	if err == nil || missing(err) {
 		return ErrNoLogind
@@ -168,7 +168,7 @@ func (l *Logind) Sessions(ctx context.Context) ([]Session, error) {
 	}
 	const most = 4096
 	if len(list) > most {
-		return nil, fmt.Errorf("cannot list sessions: logind names %d of them", len(list))
+		return nil, fmt.Errorf("cannot list sessions: logind lists too many (%d)", len(list))
 	}
 	var out []Session
 	for _, e := range list {

@@ -117,7 +117,7 @@ func (p *Partly) Error() string {
 			all = append(all, a+": "+m[a].Error())
 		}
 	}
-	return "cannot hand a mail on to " + strings.Join(all, "; ")
+	return "cannot send a mail to " + strings.Join(all, "; ")
 }
 
 // Send passes m to the relay. It returns a *Partly for refused addresses, a
@@ -149,7 +149,7 @@ func (c *Client) Send(ctx context.Context, m Message) error {
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
-		return fmt.Errorf("cannot hand a mail to %s: %w", c.host, err)
+		return fmt.Errorf("cannot send a mail through %s: %w", c.host, err)
 	}
 	return nil
 }

@@ -265,7 +265,7 @@ func (r *HostReport) check(host string) error {
 		errs = append(errs, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, a...)))
 	}
 	if r.Host != host {
-		fail("host", "it is not %q, whose report this is", host)
+		fail("host", "it is not %q, the host that sent the report", host)
 	}
 	if err := ValidHost(host); err != nil {
 		errs = append(errs, err)
@@ -314,9 +314,9 @@ func (i *HostInstance) check() error {
 	case !hostIdent.MatchString(i.ID):
 		return errors.New("its id is not 1 to 64 of letters, digits, '.', '_' and '-'")
 	case !hostWord.MatchString(i.State) || i.LastState != "" || i.NextStep != "" && !hostWord.MatchString(i.NextStep):
-		return errors.New("its state is none")
+		return errors.New("its state is invalid")
 	case !hostWord.MatchString(i.Runtime):
-		return errors.New("its runtime is none")
+		return errors.New("its runtime is invalid")
 	case len(i.Leases) > maxHostEach || len(i.Endpoints) > maxHostEach || len(i.Blocks) > maxHostEach:
 		return fmt.Errorf("it has more than %d leases, endpoints or blocks", maxHostEach)
 	case i.IdleFor < 0 || i.PauseAfter < 0 || i.StopAfter < 0 || i.Connections < 0 || i.Memory < 0 || i.MemoryLimit < 0 || i.RestartCount < 0:

@@ -141,7 +141,7 @@ func (w *wire) fill() error {
 	}
 	w.buf = w.buf[:len(w.buf)+n]
 	if flags&unix.MSG_CTRUNC != 0 {
-		return errors.New("cannot take descriptors: they were cut off (is the limit of open files reached?)")
+		return errors.New("cannot receive descriptors: some are missing (is the limit of open files reached?)")
 	}
 	if len(w.fds) > 4*MaxFDs {
 		return fmt.Errorf("cannot read a message: %d unexpected descriptors", len(w.fds))

@@ -213,7 +213,7 @@ func listOf(name, doc string, at func(*Settings) **[]string, allowed ...string) 
 			}
 		}
 		if name == "signals" && len(out) == 0 {
-			return nil, errors.New("want at least one: without any, nothing would be known of the machine's use")
+			return nil, errors.New("want at least one: without a signal, lull could not tell whether the machine is in use")
 		}
 		if name == "active-ports" {
 			for _, w := range out {

@@ -140,7 +140,7 @@ func identify(pid int) (*daemon, error) {
 	d.argv = strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil && !goneNow(pid) {
-		return nil, fmt.Errorf("cannot tell which cron process %d is: %w", pid, err)
+		return nil, fmt.Errorf("cannot identify the cron daemon in process %d: %w", pid, err)
 	}
 	if filepath.Base(exe) == "busybox" {
 		if d.kind == "busybox" && (len(d.argv) < 2 || d.argv[1] != "crond") {
@@ -160,7 +160,7 @@ var debianNames = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 // read reads all crontabs of a daemon.
 func (d *daemon) read() (jobs []job, err error) {
 	if d.root, err = os.OpenFile(fmt.Sprintf("/proc/%d/root", d.pid), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
-		return nil, fmt.Errorf("cannot see the files of cron (process %d): %w", d.pid, err)
+		return nil, fmt.Errorf("cannot open the root directory of cron (process %d): %w", d.pid, err)
 	}
 	defer d.root.Close()
 	s := style{cronie: d.kind == "crond", find: d.zone}
@@ -182,7 +182,7 @@ func (d *daemon) read() (jobs []job, err error) {
 		}
 	}
 	if !filepath.IsAbs(users) {
-		return nil, fmt.Errorf("cannot tell where %q, the folder of cron (process %d), is: want an absolute path", users, d.pid)
+		return nil, fmt.Errorf("cannot use %q as the crontab directory of cron (process %d): want an absolute path", users, d.pid)
 	}
 	paths, err := d.list(users, func(name string) bool { return name != "cron.update" })
 	if err != nil {
@@ -284,7 +284,7 @@ func (d *daemon) file(path string, limit int64) ([]byte, error) {
 func (d *daemon) localZone() (*time.Location, error) {
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.pid))
 	if err != nil {
-		return nil, fmt.Errorf("cannot tell the zone of cron (process %d): %w", d.pid, err)
+		return nil, fmt.Errorf("cannot determine the time zone of cron (process %d): %w", d.pid, err)
 	}
 	for v := range strings.SplitSeq(string(env), "\x00") {
 		if name, ok := strings.CutPrefix(v, "TZ="); ok {
@@ -319,7 +319,7 @@ func (d *daemon) zone(name string) (*time.Location, error) {
 	}
 	z, err := time.LoadLocationFromTZData(name, b)
 	if err != nil {
-		return nil, fmt.Errorf("%s is no zone", path)
+		return nil, fmt.Errorf("%s is not a time zone file", path)
 	}
 	return z, nil
 }

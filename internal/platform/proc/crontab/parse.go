@@ -95,7 +95,7 @@ func when(at string) (cron.Schedule, error) {
 	var err error
 	if at[0] == '@' {
 		if strings.HasPrefix(at, "@every") {
-			return nil, fmt.Errorf("%.40q is no time", at)
+			return nil, fmt.Errorf("%.40q is not a time", at)
 		}
 		s, err = names.Parse(at)
 	} else {
@@ -107,7 +107,7 @@ func when(at string) (cron.Schedule, error) {
 		s, err = fields.Parse(strings.Join(words, " "))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%.80q is no time that lull can tell", at)
+		return nil, fmt.Errorf("%.80q is not a time that lull can compute", at)
 	}
 	if spec, ok := s.(*cron.SpecSchedule); ok {
 		spec.Location = time.Local // interpret in the zone of the time passed to Next

@@ -236,7 +236,7 @@ func ParseRequest(b []byte) (q Request, err error) {
 		err = checkPath(q.To)
 	case Symlink:
 		if q.To == "" || strings.ContainsRune(q.To, 0) {
-			err = errors.New("cannot read a request: a symbolic link points nowhere")
+			err = errors.New("cannot read a request: a symbolic link has no target")
 		}
 	default:
 		if q.To != "" {
@@ -293,7 +293,7 @@ func AppendEntry(b []byte, e Entry) []byte {
 func ParseEntries(b []byte) (out []Entry, err error) {
 	for c := cut(b); len(c) > 0; {
 		if len(c) < 18 || len(c) < 18+int(c[17]) {
-			return nil, errors.New("cannot read a directory: an entry is cut")
+			return nil, errors.New("cannot read a directory: an entry is incomplete")
 		}
 		e := Entry{Ino: c.u64(), Next: int64(c.u64()), Type: c.u8()}
 		n := int(c.u8())
