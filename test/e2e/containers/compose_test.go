@@ -16,9 +16,9 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// shop is a Compose project: nginx in front of an API in Python, which counts each
-// request in PostgreSQL and in Redis, over connections that it keeps. The programs are
-// those of this machine.
+// shop is a Compose project with nginx in front of an API in Python. The API
+// counts each request in PostgreSQL and in Redis, over persistent connections.
+// The programs are those of this machine.
 const shop = `
 version: "3.8"
 x-program: &program
@@ -50,7 +50,7 @@ services:
     command: redis-server --bind 0.0.0.0 --protected-mode no --dir /data --save "" --appendonly yes
 `
 
-// shopFiles are the settings of its services.
+// shopFiles are the configuration files of its services, by name.
 var shopFiles = map[string]string{
 	"nginx.conf": `daemon off; pid /tmp/nginx.pid; error_log stderr; worker_processes 1; user root;
 events {}
@@ -113,8 +113,8 @@ http.server.HTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
 `,
 }
 
-// baseImage imports an image whose programs are this machine's /usr, which is mounted
-// into its containers.
+// baseImage imports an image whose containers mount this machine's /usr for their
+// programs.
 func (k dock) baseImage() {
 	k.d.T.Helper()
 	dir := k.d.T.TempDir()
@@ -146,9 +146,9 @@ func (k dock) baseImage() {
 	k.Must("import", file, "base:1")
 }
 
-// TestCompose: a Compose project of four services sleeps, paused or stopped, and
-// answers the first request correctly each time. LULL_COMPOSE is the program of
-// another Compose than Debian's.
+// TestCompose checks that a Compose project of four services sleeps, paused or
+// stopped, and answers the first request correctly each time. LULL_COMPOSE names
+// a Compose program other than Debian's.
 func TestCompose(t *testing.T) {
 	compose := os.Getenv("LULL_COMPOSE")
 	if compose == "" {
@@ -220,7 +220,7 @@ func TestCompose(t *testing.T) {
 				served++
 				if got, want := get(), fmt.Sprintf("%d %d<nil>", served, served); got != want {
 					t.Errorf("after sleep %d: %q, want %q", n+1, got, want)
-					break // what is counted is wrong from now on
+					break // the counters are off from now on
 				}
 				right++
 			}

@@ -17,8 +17,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestReadme pastes the README's commands into a shell, section by section. Its
-// nginx is a web server that needs no registry.
+// TestReadme runs the README's commands in a shell, section by section. A web
+// server that needs no registry takes the place of nginx.
 func TestReadme(t *testing.T) {
 	b, err := os.ReadFile("../../../README.md")
 	errtest.None(t, err)
@@ -41,7 +41,8 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// paste runs commands, each of which must succeed, and ends what they started.
+// paste runs commands, each of which must succeed, and ends the daemons that they
+// started.
 func paste(t *testing.T, commands string) {
 	if n := strings.Count(commands, "\n"); n != 5 {
 		t.Errorf("%d lines, want five", n)
@@ -92,7 +93,7 @@ func paste(t *testing.T, commands string) {
 	}
 	last := exec.Command(daemontest.Program("lull"), "rm", "web")
 	last.Env = env
-	_ = last.Run() // not every section has it
+	_ = last.Run() // only some sections have such a command
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 	waittest.Until(t, "the end of what was started", func() bool {
 		if pid := shim(filepath.Join(dir, "data", "shim")); pid > 1 {

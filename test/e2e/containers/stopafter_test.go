@@ -20,7 +20,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// stopsAfter runs a server that lull pauses on request, and stops soon after.
+// stopsAfter runs a server that lull pauses on request and stops soon afterwards.
 func (k dock) stopsAfter(name, after string) (at string) {
 	k.d.T.Helper()
 	return k.serve(name, "--label", "lull.stop-after="+after)
@@ -37,7 +37,7 @@ func (k dock) stopped(name string) hostctl.Instance {
 	return o
 }
 
-// refused expects that nothing holds a port.
+// refused checks that a port refuses connections and can be bound.
 func (k dock) refused(at string) {
 	k.d.T.Helper()
 	if err := say(at, "hello"); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -45,9 +45,9 @@ func (k dock) refused(at string) {
 	}
 }
 
-// TestStoppedContainer: lull stops a container some time after it was paused, and
-// clients of its published port start it again. Each is answered, and none is
-// refused. What a user stops stays stopped.
+// TestStoppedContainer checks that lull stops a container some time after it was
+// paused, and that clients of its published port start it again. Each client must
+// be answered, and none refused. A container that a user stops must stay stopped.
 func TestStoppedContainer(t *testing.T) {
 	k := newDock(t)
 	at := k.stopsAfter("web", "300ms")
@@ -93,7 +93,7 @@ func TestStoppedContainer(t *testing.T) {
 	k.known("web")
 	k.answers(at)
 
-	// The daemon is killed while it is stopped, and comes back.
+	// The daemon is killed and restarted while the container is stopped.
 	k.stopped("web")
 	k.d.Kill()
 	answer := make(chan error, 1)
@@ -104,7 +104,8 @@ func TestStoppedContainer(t *testing.T) {
 	}
 	k.d.Await("web", "running")
 
-	// It does not come back: nothing holds the port, and a user can start it.
+	// The daemon is killed and not restarted: the port is free, and a user can
+	// start the container.
 	k.stopped("web")
 	k.d.Kill()
 	daemontest.Wait(t, "the port is let go", func() (bool, string) {
@@ -117,7 +118,7 @@ func TestStoppedContainer(t *testing.T) {
 	k.known("web")
 	k.answers(at)
 
-	// Docker is killed, and comes back.
+	// Docker is killed and restarted.
 	k.stopped("web")
 	k.Kill()
 	go func() { answer <- say(at, "hello") }()
@@ -127,7 +128,7 @@ func TestStoppedContainer(t *testing.T) {
 	}
 	k.d.Await("web", "running")
 
-	// It is removed.
+	// The container is removed.
 	k.stopped("web")
 	k.Must("rm", "web")
 	k.forgotten("web")
@@ -236,7 +237,8 @@ func knock(to netip.AddrPort) (made bool, err error) {
 	return err == nil, err
 }
 
-// TestNotStopped: a container that no client could start again stays paused.
+// TestNotStopped checks that a container that no client could start again stays
+// paused.
 func TestNotStopped(t *testing.T) {
 	k := newDock(t)
 	for name, args := range map[string][]string{"quiet": nil, "random": {"-p", "8080"}} {
