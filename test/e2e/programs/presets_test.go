@@ -23,8 +23,8 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// probed runs a program with a ready-made probe, at an address that is exposed
-// directly.
+// probed runs a program with a ready-made probe, at an address that is exposed on
+// the direct path.
 func probed(t *testing.T, name, probe string, after time.Duration, command func(w *workload) []string) *workload {
 	t.Helper()
 	w := place(start(t, nil), name, instance.PathDirect)
@@ -38,7 +38,7 @@ func probed(t *testing.T, name, probe string, after time.Duration, command func(
 	return w
 }
 
-// beside runs a program of the test's own until the test ends.
+// beside runs a program without lull until the test ends.
 func beside(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	var out bytes.Buffer
@@ -52,7 +52,7 @@ func beside(t *testing.T, cmd *exec.Cmd) {
 	}
 	t.Cleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // returns an error because it was killed
 		if t.Failed() {
 			t.Logf("%s: %s", cmd.Path, out.String())
 		}
@@ -76,8 +76,8 @@ func onlySoak(t *testing.T) {
 	}
 }
 
-// A job in any tube holds beanstalkd, although no client is connected; a buried one
-// does not.
+// TestBeanstalkdProbe checks that a job in any tube keeps beanstalkd running
+// although no client is connected, and that a buried job does not.
 func TestBeanstalkdProbe(t *testing.T) {
 	t.Parallel()
 	server := installed(t, "beanstalkd", "beanstalkd", "/usr/bin/beanstalkd")
@@ -111,7 +111,8 @@ func TestBeanstalkdProbe(t *testing.T) {
 	w.awaitState("paused")
 }
 
-// An element of a list holds Redis; nothing else in it does.
+// TestRedisListProbe checks that an element of the probe's list keeps Redis
+// running, and that other data does not.
 func TestRedisListProbe(t *testing.T) {
 	t.Parallel()
 	w := redisAt(start(t, nil), instance.PathDirect, 0)
@@ -131,13 +132,14 @@ func TestRedisListProbe(t *testing.T) {
 	w.heldBy("probe:redis")
 	say("LPOP jobs")
 	w.awaitState("paused")
-	say("SET jobs 1") // no list: its length is unknown
+	say("SET jobs 1") // not a list, so its length is unknown
 	w.Until(w.name, "the probe is unknown", func(o hostctl.Instance) bool { return reading(o, "probe:redis").State == idle.Unknown })
 	say("DEL jobs")
 	w.awaitState("paused")
 }
 
-// A player holds a Minecraft server, although the connection is quiet.
+// TestMinecraftProbe checks that a player keeps a Minecraft server running
+// although the connection is quiet.
 func TestMinecraftProbe(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "minecraft")
@@ -157,8 +159,8 @@ func TestMinecraftProbe(t *testing.T) {
 	w.awaitState("paused")
 }
 
-// A kernel that works holds Jupyter, and so does one with a client. An idle kernel
-// does not.
+// TestJupyterProbe checks that a working kernel, and a kernel with a client, keep
+// Jupyter running, and that an idle kernel does not.
 func TestJupyterProbe(t *testing.T) {
 	t.Parallel()
 	server := installed(t, "jupyter-server", "jupyter-server", "/usr/bin/jupyter-server")
@@ -201,7 +203,7 @@ func TestJupyterProbe(t *testing.T) {
 	}
 	w.awaitState("paused")
 	kernel := ask("POST", "/api/kernels", map[string]string{"name": "python3"}).ID
-	// A cell of another client that computes for long.
+	// Another client runs a cell that computes for a long time.
 	beside(t, exec.Command("/usr/bin/python3", "-c", `
 import sys
 from jupyter_client import BlockingKernelClient
@@ -270,8 +272,9 @@ c.JupyterHub.load_roles = [{"name": "lull", "services": ["lull"], "scopes": ["ad
 	w.awaitState("paused")
 }
 
-// An unread message holds RabbitMQ. Its idle timeout is longer than the
-// numbers of its management plugin are old.
+// TestRabbitMQProbe checks that an unread message keeps RabbitMQ running. The
+// idle timeout is longer than the age of the numbers that its management plugin
+// reports.
 func TestRabbitMQProbe(t *testing.T) {
 	onlySoak(t)
 	t.Parallel()
@@ -324,8 +327,8 @@ func TestRabbitMQProbe(t *testing.T) {
 	w.awaitState("paused")
 }
 
-// A job holds the node of a SLURM that runs on this machine alone. Without its
-// controller nothing is known.
+// TestSlurmProbe checks that a job keeps the node of a SLURM on this machine
+// running, and that without SLURM's controller the reading is unknown.
 func TestSlurmProbe(t *testing.T) {
 	onlySoak(t)
 	t.Parallel()
