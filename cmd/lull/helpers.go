@@ -36,8 +36,9 @@ func findHelper(named, data, name string) (string, error) {
 	return beside, nil
 }
 
-// describeHelper returns where findHelper would find a program, and how to check
-// that. It writes nothing.
+// describeHelper returns where findHelper would find a program, in words. check is
+// the path that must exist for that; empty if there is nothing to check. It writes
+// nothing.
 func describeHelper(named, data, name string) (where string, check string, err error) {
 	if named == "" && bundle.Has(name) {
 		return "inside lull", "", nil

@@ -61,7 +61,8 @@ func (w *wire) count(c *http.Client) *http.Client {
 	return c
 }
 
-// shelf is a Disk that counts what an agent writes.
+// shelf keeps and counts everything that an agent writes: its files, history and
+// evidence.
 type shelf struct {
 	MemoryJournal
 	mu      sync.Mutex

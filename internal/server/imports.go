@@ -140,9 +140,8 @@ func (s *Server) discoveryRegions(ctx context.Context) ([]string, error) {
 	}), nil
 }
 
-// observable checks that the machine of n, which is to become w, can be observed. It
-// probes for a CML, unless the sources were chosen already or the server cannot
-// probe.
+// observable finds out what can be observed of the machine of n, which is to become
+// w. It does nothing if the sources were chosen already or the server cannot probe.
 func (s *Server) observable(ctx context.Context, n *fleet.ImportedWorker, w worker.Worker) error {
 	if !w.DetectSources || s.cml == nil {
 		return nil

@@ -87,7 +87,8 @@ func (s *Server) policyRoutes() {
 		})
 }
 
-// apply assigns a to the workers of a selector and returns how many.
+// apply assigns a to the workers of a selector. It returns the changed workers, or
+// the group.
 func (s *Server) apply(ctx context.Context, in control.Apply, a rules.Application) (control.Applied, error) {
 	if in.Scope.All() && !in.All {
 		return control.Applied{}, invalid("all", "a selector that names nothing needs all: true")

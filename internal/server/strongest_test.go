@@ -10,8 +10,9 @@ import (
 	"lull/internal/fleet/worker"
 )
 
-// TestListedAsSeen checks that the readings of the owner replace those of the record,
-// and that without them the listed worker has none.
+// TestListedAsSeen checks that a running worker is listed with the owner's live times
+// in place of the record's, and without any time of a pause or check if there are no
+// live readings.
 func TestListedAsSeen(t *testing.T) {
 	at := func(h int) *time.Time { t := time.Date(2026, 3, 2, h, 0, 0, 0, time.UTC); return &t }
 	w := worker.Worker{Status: power.WorkerRunning, TargetPauseAt: at(9), NextIdleCheckAt: at(8), LastActivityAt: at(7)}
@@ -32,8 +33,8 @@ func TestListedAsSeen(t *testing.T) {
 	}
 }
 
-// TestStrongestBlock checks that why names the block that will end last, not the
-// first one in the list.
+// TestStrongestBlock checks that why names the block that would remain if the others
+// ended, not the first one in the list.
 func TestStrongestBlock(t *testing.T) {
 	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	soon, late := now.Add(time.Minute), now.Add(time.Hour)

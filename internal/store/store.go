@@ -172,7 +172,8 @@ type Lease interface {
 	// Lost returns a channel that is closed when the lease has ended or is no longer
 	// certain: it was revoked, or its TTL passed without a renewal.
 	Lost() <-chan struct{}
-	// Revoke ends the lease and its renewal, and closes Lost. If it fails, the store
-	// drops the lease one TTL after the last renewal.
+	// Revoke ends the lease and its renewal, and closes Lost. If it fails, renewal
+	// still ends and Lost is closed; the store then drops the lease one TTL after the
+	// last renewal.
 	Revoke(ctx context.Context) error
 }

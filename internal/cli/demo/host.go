@@ -131,7 +131,7 @@ func (h *host) startDaemon(ctx context.Context) (hostctl.Status, error) {
 }
 
 // lull returns a command of lull in a process group of its own, so that Ctrl-C
-// reaches only the demo. The command is killed when the demo dies.
+// reaches only the demo. The command gets SIGTERM when the demo dies.
 func (s *stage) lull(args ...string) *exec.Cmd {
 	cmd := exec.Command(s.Program, args...)
 	cmd.Env = clean()
