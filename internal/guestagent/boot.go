@@ -255,7 +255,7 @@ func mountUpper(device string) error {
 	// With discard, freed blocks are returned to the host. The inode tables of a
 	// new disk are already zero, so initializing them would only cause writes.
 	if err := unix.Mount(device, upperDir, "ext4", 0, "discard,noinit_itable"); err != nil {
-		return fmt.Errorf("cannot mount the disk with what the guest wrote: %w; the kernel says: %s", err, lastOf(kernelLog(), "("+filepath.Base(device)+")"))
+		return fmt.Errorf("cannot mount the guest's writable disk: %w; the kernel says: %s", err, lastOf(kernelLog(), "("+filepath.Base(device)+")"))
 	}
 	return nil
 }

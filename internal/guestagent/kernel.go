@@ -46,7 +46,7 @@ func seed(b []byte) error {
 		arg unsafe.Pointer
 	}{{rndAddEntropy, unsafe.Pointer(&info)}, {rndReseedCRNG, nil}} {
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), c.req, uintptr(c.arg)); errno != 0 {
-			return fmt.Errorf("cannot stir the random pool: %w", errno)
+			return fmt.Errorf("cannot reseed the random pool: %w", errno)
 		}
 	}
 	return nil

@@ -69,7 +69,7 @@ func (h *Harness) serveVsock(ctx context.Context, v *overVsock) {
 	exit := h.exit
 	h.mu.Unlock()
 	if was && err != nil && ctx.Err() == nil {
-		h.log.Warn("vsock was cut; the port serves", "err", err)
+		h.log.Warn("the vsock connection ended; using the serial port", "err", err)
 	}
 	if exit == nil || ctx.Err() != nil {
 		return

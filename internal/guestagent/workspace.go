@@ -101,7 +101,7 @@ func (h *Harness) mount(c guest.WorkspaceCall) error {
 	}
 	// If memory runs out, the kernel must kill another process.
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte("-1000"), 0); err != nil {
-		h.log.Warn("cannot keep the workspace from the end of memory", "err", err)
+		h.log.Warn("cannot protect the workspace's process from being killed when memory runs out", "err", err)
 	}
 	r := bufio.NewReader(hears)
 	said, err := r.ReadString('\n')

@@ -60,7 +60,7 @@ func (h *Host) Load(ctx context.Context, recs []instance.Record) error {
 		h.saver.Loaded(i.id, rec.Generation)
 	}
 	for _, what := range h.Misset() {
-		h.log.Warn("the settings of an instance and of the host do not fit together", "fault", what)
+		h.log.Warn("the settings of an instance and of the host contradict each other", "fault", what)
 	}
 	return errors.Join(append(errs, h.adoptAll(ctx))...)
 }

@@ -29,7 +29,7 @@ func (h *Host) adoptContainer(ctx context.Context, q hostctl.Adopt) (id string, 
 	}
 	for _, image := range c.Images {
 		if other, ok := h.ByImage(instance.RuntimeDocker, image); ok {
-			return "", refuse("it is the instance %s already", h.byIDNow(other).name())
+			return "", refuse("it already belongs to the instance %s", h.byIDNow(other).name())
 		}
 	}
 	if c.Labelled {

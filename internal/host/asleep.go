@@ -247,7 +247,7 @@ func (i *inst) bootAnew(ctx context.Context, by, why string, cause *instance.Sna
 	if w := i.workload(); w != nil {
 		if err := w.Kill(kctx); err != nil {
 			i.h.due.Set(i.due, i.h.Now().Add(time.Second))
-			return errors.Join(cause, fmt.Errorf("cannot clear the saved state of %s away: %w", i.name(), err))
+			return errors.Join(cause, fmt.Errorf("cannot remove the saved state of %s: %w", i.name(), err))
 		}
 		i.awaitExit()
 	}

@@ -128,7 +128,7 @@ func (i *inst) become(ctx context.Context, rt instance.Cloner, src *inst) error 
 		return err
 	}
 	if s := i.state(); s == power.Stopped {
-		return errors.New("its copy could not be taken over")
+		return errors.New("its copy could not be adopted")
 	}
 	return nil // a client that already connected has woken it
 }

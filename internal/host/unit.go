@@ -32,7 +32,7 @@ func (i *inst) keepSockets(ctx context.Context) error {
 	kept, err := k.KeepSockets(ctx)
 	i.ports.kept.Store(kept && err == nil)
 	if err != nil {
-		return fmt.Errorf("cannot stop %s and wake it again: %w", i.name(), err)
+		return fmt.Errorf("cannot keep the sockets of %s for a stop: %w", i.name(), err)
 	}
 	return nil
 }

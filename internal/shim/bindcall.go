@@ -158,7 +158,7 @@ func replaceable(own, kept int) bool {
 func (s *Shim) inUse(f *filter, inode uint64) bool {
 	used, err := s.findSocket(f, inode)
 	if err != nil {
-		s.log.Warn("not all of an instance was searched for its socket", "instance", f.id, "err", err)
+		s.log.Warn("some processes of an instance could not be searched for a socket", "instance", f.id, "err", err)
 	}
 	return used
 }

@@ -583,7 +583,7 @@ func (s *Shim) shutLocked(id string, h held) error {
 	}
 	n, err := h.another(true)
 	if err != nil {
-		return fmt.Errorf("clients of %s are not made to wait: %w", path, err)
+		return fmt.Errorf("cannot make clients of %s wait: %w", path, err)
 	}
 	s.held[id] = append(s.held[id], n)
 	s.mirrorLocked(id)
@@ -592,7 +592,7 @@ func (s *Shim) shutLocked(id string, h held) error {
 		s.mirrorLocked(id)
 		n.remove()
 		unix.Close(n.fd)
-		return fmt.Errorf("clients of %s are not made to wait: %w", path, err)
+		return fmt.Errorf("cannot make clients of %s wait: %w", path, err)
 	}
 	s.sortSparesLocked(id)
 	s.mirrorLocked(id)
@@ -614,7 +614,7 @@ func (s *Shim) openLocked(id string, h held) error {
 	}
 	who, path, _ := h.place()
 	if err := exchange(who, path); err != nil {
-		return fmt.Errorf("clients of %s wait for another start: %w", path, err)
+		return fmt.Errorf("clients of %s have to wait for the next start: %w", path, err)
 	}
 	s.sortSparesLocked(id)
 	n = s.findLocked(id, spare+h.addr)

@@ -184,7 +184,7 @@ func (s *Shim) takeKept(m keptMessage, fds []int) {
 			f := &filter{key: key{m.ID, k.Run}, fd: fd, handed: handed, removed: map[string]bool{}}
 			s.filters[fd] = f
 			if err := s.notes.watch(fd); err != nil {
-				s.log.Error("the binds of an instance are not watched", "instance", m.ID, "err", err)
+				s.log.Error("cannot watch the binds of an instance", "instance", m.ID, "err", err)
 			}
 			continue
 		}

@@ -79,7 +79,7 @@ func validOutside(o shimctl.Outside) error {
 	}
 	if o.QMP || len(o.Path) > maxRequest || !strings.HasPrefix(o.Path, "/") ||
 		strings.ContainsFunc(o.Path, func(c rune) bool { return c <= ' ' || c > '~' }) {
-		return fmt.Errorf("%.100q is not a path to ask for", o.Path)
+		return fmt.Errorf("%.100q is not a valid request path", o.Path)
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func (s *Shim) letOthersRun(why string, still func() bool) {
 			continue
 		}
 		if err := s.letOneRun(o, why, still); err != nil {
-			s.log.Error("cannot let something run that is frozen", "id", o.ID, "socket", o.Socket, "group", o.Group, "err", err)
+			s.log.Error("cannot thaw something for an earlier daemon", "id", o.ID, "socket", o.Socket, "group", o.Group, "err", err)
 			silent[o.Socket] = true
 		}
 	}

@@ -42,9 +42,9 @@ func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 	s.mirrorLocked(f.id)
 	s.mu.Unlock()
 	if serr != nil {
-		s.log.Warn("a held socket's new form is not on disk", "instance", f.id, "err", serr)
+		s.log.Warn("cannot record the new address of a held socket", "instance", f.id, "err", serr)
 	}
-	s.log.Info("a held socket follows the program", "instance", f.id, "from", h.as.String(), "to", want.String())
+	s.log.Info("a held socket was replaced to match the program's address", "instance", f.id, "from", h.as.String(), "to", want.String())
 	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id})
 	if want.udp { // its datagrams cannot be forwarded under their senders' addresses
 		unix.Close(h.fd)
@@ -133,7 +133,7 @@ func (s *Shim) giveUp(f *filter, h held, cause error) {
 	s.mu.Unlock()
 	unix.Close(h.fd)
 	if err != nil {
-		s.log.Warn("what is held is not on disk", "instance", f.id, "err", err)
+		s.log.Warn("cannot record which sockets are held", "instance", f.id, "err", err)
 	}
 	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id, Why: cause.Error()})
 }
@@ -234,7 +234,7 @@ func (s *Shim) pass(id string, fd int, dial func() (net.Conn, error)) {
 	}
 	program, err := dial()
 	if err != nil {
-		s.log.Warn("a client could not be passed on", "instance", id, "err", err)
+		s.log.Warn("cannot forward a client to the program", "instance", id, "err", err)
 		client.Close()
 		return
 	}

@@ -362,7 +362,7 @@ func (s *Shim) takeUp(r shimctl.Run) error {
 	s.mu.Unlock()
 	if r.BootID == s.boot {
 		if err := s.logs.resume(s.dir.pipe(n.key()), r.LogPath, r.LogMax); err != nil {
-			s.log.Warn("the log of a run is not followed", "instance", r.ID, "err", err)
+			s.log.Warn("cannot follow the log of a run", "instance", r.ID, "err", err)
 		}
 	}
 	if ended {
@@ -446,7 +446,7 @@ func (s *Shim) ends(r *run, e shimctl.Exit) {
 	if err := save(s.dir.exitFile(r.key()), m, true); err != nil {
 		// The exit is still in memory and is reported. Its code is lost only if the
 		// shim dies before the daemon acknowledges it.
-		s.log.Error("an exit is not on disk", "instance", r.ID, "err", err)
+		s.log.Error("cannot record an exit", "instance", r.ID, "err", err)
 	}
 	s.mu.Lock()
 	r.state = over

@@ -251,7 +251,7 @@ func lookup(who string) (uid, gid int, groups []int, err error) {
 	if hasGroup {
 		n, err := strconv.ParseUint(group, 10, 31)
 		if err != nil {
-			return 0, 0, nil, fmt.Errorf("cannot run as %s: %q is not a number of a group", who, group)
+			return 0, 0, nil, fmt.Errorf("cannot run as %s: %q is not a group ID", who, group)
 		}
 		return uid, int(n), []int{int(n)}, nil
 	}

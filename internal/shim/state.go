@@ -45,7 +45,7 @@ func openDirectory(path string) (*directory, error) {
 		return nil, fmt.Errorf("cannot use the directory of the shim: %w", err)
 	}
 	if st.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("cannot use %s: its mode is %v, and others must not reach it (0700)", path, st.Mode().Perm())
+		return nil, fmt.Errorf("cannot use %s: its mode is %v, but must be 0700 to keep other users out", path, st.Mode().Perm())
 	}
 	f, err := os.OpenFile(path+"/shim.lock", os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -58,11 +58,11 @@ func (s *Server) Run() error {
 		case err == unix.ENODEV:
 			return nil
 		case err != nil:
-			return fmt.Errorf("cannot read what the kernel asks: %w", err)
+			return fmt.Errorf("cannot read a request of the kernel: %w", err)
 		}
 		q, ok := parse(b[:n])
 		if !ok {
-			return fmt.Errorf("cannot read what the kernel asks: %d bytes", n)
+			return fmt.Errorf("cannot read a request of the kernel: %d bytes", n)
 		}
 		switch q.op {
 		case opForget, opBatchForget:

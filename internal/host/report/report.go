@@ -341,7 +341,7 @@ func (r *Reporter) followHalt(ctx context.Context) {
 		}
 		r.haltMark = a.Mark
 		if err := r.Host.FleetHalt(x); err != nil {
-			r.Log.Warn("the fleet halt is not on disk", "err", err)
+			r.Log.Warn("cannot record the fleet halt", "err", err)
 		}
 	})
 }

@@ -324,7 +324,7 @@ func (w *Work) await(ctx context.Context, b box) error {
 			}
 			said := b.said()
 			if said == "" {
-				said = "runc ended without a word"
+				said = "runc exited without a message"
 			}
 			return fmt.Errorf("cannot run its program: %s", said)
 		}
@@ -490,7 +490,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s ins
 	}
 	if _, err := os.Stat(pid); errors.Is(err, fs.ErrNotExist) { // runc failed, not the command
 		why := lastError(said)
-		e := &instance.CommandError{Code: instance.CannotRun, Err: fmt.Errorf("cannot run %s: %s", q.Command[0], cmp.Or(why, "runc ended without a word"))}
+		e := &instance.CommandError{Code: instance.CannotRun, Err: fmt.Errorf("cannot run %s: %s", q.Command[0], cmp.Or(why, "runc exited without a message"))}
 		if strings.Contains(why, "executable file not found") || strings.Contains(why, "no such file or directory") {
 			e.Code = instance.NotThere
 		}

@@ -82,11 +82,11 @@ func SpecOf(container, name string, labels map[string]string) (instance.Spec, er
 			}
 		case LabelGroup:
 			if v != "" && instance.ValidName(v) != nil {
-				errs = append(errs, fmt.Errorf("cannot use the label %s: want %.100q to have the form of an instance's name, or to be empty", k, v))
+				errs = append(errs, fmt.Errorf("cannot use the label %s: %.100q is neither empty nor a valid name", k, v))
 			}
 		case LabelDepends:
 		default:
-			errs = append(errs, fmt.Errorf("cannot use the label %.100s: there is none of that name", k))
+			errs = append(errs, fmt.Errorf("cannot use the label %.100s: lull has no such label", k))
 		}
 		after := idle.Duration(d)
 		switch k {
@@ -131,7 +131,7 @@ func (r *Runtime) Follow(ctx context.Context, h Host) error {
 	r.mu.Unlock()
 	defer r.beside.removeAll("")
 	if err := r.dropEarlierGate(ctx); err != nil {
-		r.log.Warn("clients of stopped containers may wait in vain", "err", err)
+		r.log.Warn("clients of stopped containers may wait until they time out", "err", err)
 	}
 	for wait := firstRetry; ; {
 		began := time.Now()

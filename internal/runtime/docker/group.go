@@ -162,7 +162,7 @@ func (f *follower) relate(ctx context.Context) {
 			continue // keep what a user has set
 		}
 		if err := f.h.RelatedOutside(ctx, m.id, m.group, on); err != nil && ctx.Err() == nil {
-			f.r.log.Warn("cannot use what a container depends on", "container", m.name, "err", err)
+			f.r.log.Warn("cannot apply the dependencies of a container", "container", m.name, "err", err)
 		}
 	}
 }

@@ -57,13 +57,13 @@ func (d *details) published() (map[portgate.Port]uint16, error) {
 		for _, b := range bindings {
 			port, err := strconv.ParseUint(b.HostPort, 10, 16)
 			if err != nil || port == 0 {
-				return nil, fmt.Errorf("its port %s is published on another port after each start: publish it on a fixed one", inside)
+				return nil, fmt.Errorf("its port %s is published on a different port at each start: publish it on a fixed port", inside)
 			}
 			addrs := []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 			if b.HostIp != "" {
 				addr, err := netip.ParseAddr(b.HostIp)
 				if err != nil {
-					return nil, fmt.Errorf("its port %s is published on %q, which is no address", inside, b.HostIp)
+					return nil, fmt.Errorf("its port %s is published on %q, which is not an IP address", inside, b.HostIp)
 				}
 				addrs = []netip.Addr{addr.Unmap()}
 			}
@@ -101,7 +101,7 @@ func (r *Runtime) sameNetwork(ctx context.Context) error {
 	}
 	its, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", cred.Pid))
 	if err != nil {
-		return fmt.Errorf("cannot tell in which network Docker publishes its ports: %w", err)
+		return fmt.Errorf("cannot determine the network namespace in which Docker publishes its ports: %w", err)
 	}
 	if !os.SameFile(own, its) {
 		return errors.New("Docker publishes its ports in another network namespace than lull's")

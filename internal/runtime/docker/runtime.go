@@ -191,7 +191,7 @@ func (r *Runtime) CheckSpec(s *instance.Spec) error {
 	for field, set := range map[string]bool{"command": len(s.Command) > 0, "env": len(s.Env) > 0, "user": s.User != "",
 		"workdir": s.Workdir != "", "expose": len(s.Expose) > 0, "listen_fds": s.ListenFDs, "wake_from_stopped": s.WakeFromStopped != nil && *s.WakeFromStopped} {
 		if set {
-			errs = append(errs, fmt.Errorf("cannot use %s: it is Docker's, of the container that is taken over", field))
+			errs = append(errs, fmt.Errorf("cannot use %s: it is determined by the container that is adopted", field))
 		}
 	}
 	if s.Image == "" {
@@ -216,7 +216,7 @@ func (r *Runtime) Start(ctx context.Context, l instance.Launch) (instance.Worklo
 		return nil, fmt.Errorf("cannot run the container %.100s: %w", l.Image, err)
 	}
 	if w := r.workOf(d.ID); w != nil && w.id != l.ID {
-		return nil, fmt.Errorf("cannot run the container %.100s: the instance %s has taken it over already", l.Image, w.id)
+		return nil, fmt.Errorf("cannot run the container %.100s: the instance %s has already adopted it", l.Image, w.id)
 	}
 	w, err := r.attach(l.ID, l.Run, d)
 	if err != nil {
@@ -291,7 +291,7 @@ func (r *Runtime) attach(id string, run uint64, d *details) (*Work, error) {
 		return nil, err
 	}
 	if containerOf(g.Dir()) != d.ID {
-		return nil, fmt.Errorf("cannot take over the container %s: process %d is in the group %s, which is not its own", d.name(), d.State.Pid, g.Dir())
+		return nil, fmt.Errorf("cannot take over the container %s: process %d is in the group %s, which does not belong to it", d.name(), d.State.Pid, g.Dir())
 	}
 	network := d.HostConfig.NetworkMode
 	pw, err := r.cfg.Process.Attach(id, run, d.State.Pid, g, func() bool { return r.alone(d.ID, d.name(), network) })

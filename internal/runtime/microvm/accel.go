@@ -122,7 +122,7 @@ func (r *Runtime) noteKVM() {
 		return
 	}
 	if err := os.WriteFile(filepath.Join(r.cfg.Dir, worksFile), []byte(r.boot), 0o600); err != nil {
-		r.log.Warn("cannot write down that KVM works here", "err", err)
+		r.log.Warn("cannot record that KVM works here", "err", err)
 	}
 }
 
@@ -131,7 +131,7 @@ func (r *Runtime) noteKVM() {
 func (r *Runtime) remember(cause error) error {
 	text := fmt.Sprintf("KVM failed at %s: %v\n", time.Now().Format(time.RFC3339), cause)
 	if err := os.WriteFile(filepath.Join(r.cfg.Dir, fallbackFile), []byte(text), 0o600); err != nil {
-		return fmt.Errorf("cannot remember that KVM does not work: %w", err)
+		return fmt.Errorf("cannot record that KVM does not work: %w", err)
 	}
 	return nil
 }

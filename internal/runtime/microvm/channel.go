@@ -247,13 +247,13 @@ func (w *Work) handle(q guest.Request, met bool) (any, error) {
 // concurrently, and any more are rejected.
 func (w *Work) message(m guest.Message) error {
 	if w.r.cfg.OnMessage == nil {
-		return errors.New("cannot take messages of programs here")
+		return errors.New("cannot accept messages of programs here")
 	}
 	select {
 	case w.asks <- struct{}{}:
 		defer func() { <-w.asks }()
 	default:
-		return fmt.Errorf("cannot take it: %d messages of this guest are being worked on", maxAsks)
+		return fmt.Errorf("cannot accept the message: %d messages of this guest are in progress", maxAsks)
 	}
 	ctx, cancel := context.WithTimeout(w.qctx, callLimit)
 	defer cancel()

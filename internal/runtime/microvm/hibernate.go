@@ -452,7 +452,7 @@ func (w *Work) refused(ctx context.Context, err error) error {
 		return fmt.Errorf("this machine has too little memory for it (%s); the restore is retried: %w", short, err)
 	}
 	if gaveUp {
-		return &instance.SnapshotError{Reason: "QEMU does not take its state: " + err.Error()}
+		return &instance.SnapshotError{Reason: "QEMU cannot load its state: " + err.Error()}
 	}
 	return err
 }
@@ -472,7 +472,7 @@ func (w *Work) endOf(ctx context.Context, err error) error {
 	sig := w.status.Signal()
 	hint := w.diskFull(sig)
 	if sig == syscall.SIGKILL {
-		hint = ", as the kernel does where memory is short"
+		hint = ", as the kernel does when memory is short"
 	}
 	return fmt.Errorf("QEMU was killed by signal %d (%s)%s: %w", sig, sig, hint, err)
 }

@@ -219,7 +219,7 @@ func (w *Work) event(name string, data json.RawMessage) {
 	case "SHUTDOWN":
 		var d struct{ Reason string }
 		_ = json.Unmarshal(data, &d) // a shutdown without a reason is still one
-		why = "the guest went off: " + d.Reason
+		why = "the guest powered off: " + d.Reason
 	case "BLOCK_IO_ERROR":
 		w.ioError(data)
 		return
@@ -438,7 +438,7 @@ func (w *Work) clearAway() {
 		fmt.Fprintf(w.log, "lull: QEMU said: %s\n", said)
 	}
 	if err := errors.Join(w.log.Close(), w.remove()); err != nil {
-		w.r.log.Error("cannot clear a virtual machine away", "instance", w.id, "err", err)
+		w.r.log.Error("cannot clean up a virtual machine", "instance", w.id, "err", err)
 	}
 	w.r.drop(w)
 	if !w.silent.Load() {

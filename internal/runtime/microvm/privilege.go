@@ -152,11 +152,11 @@ func (r rights) start(cmd *exec.Cmd) (err error) {
 // and every right to change a file that is not already open.
 func (r rights) strip() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("cannot bar new privileges: %w", err)
+		return fmt.Errorf("cannot set no_new_privs: %w", err)
 	}
 	if r.apart {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-			return fmt.Errorf("cannot make a view of the files: %w", err)
+			return fmt.Errorf("cannot create a mount namespace: %w", err)
 		}
 		err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE})
 		if err != nil && err != unix.ENOSYS { // not supported before Linux 5.12
@@ -174,7 +174,7 @@ func (r rights) strip() error {
 		case unix.EPERM: // a root user with few capabilities, which may not drop this one
 			return nil
 		default:
-			return fmt.Errorf("cannot give up capability %d: %w", c, err)
+			return fmt.Errorf("cannot drop capability %d: %w", c, err)
 		}
 	}
 	return nil

@@ -111,7 +111,7 @@ func usedAt(path string, made time.Time) time.Time {
 func touch(path string) error {
 	err := unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}, 0)
 	if err != nil {
-		return fmt.Errorf("cannot note that %s is used: %w", path, err)
+		return fmt.Errorf("cannot record the use of %s: %w", path, err)
 	}
 	return nil
 }
@@ -163,7 +163,7 @@ func (r *Runtime) RemoveImage(ctx context.Context, id string) error {
 		return err
 	}
 	if !r.roots.TryLock() { // a guest is starting
-		return fmt.Errorf("cannot remove image %s: one is being taken into use", id)
+		return fmt.Errorf("cannot remove image %s: a guest is starting", id)
 	}
 	defer r.roots.Unlock()
 	path := filepath.Join(dir, id)

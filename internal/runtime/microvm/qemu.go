@@ -57,10 +57,10 @@ const recordFile = "run.json"
 func readRecord(dir string) (rec runRecord, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if err != nil {
-		return rec, fmt.Errorf("cannot read the run of a virtual machine: %w", err)
+		return rec, fmt.Errorf("cannot read the record of a virtual machine: %w", err)
 	}
 	if err := json.Unmarshal(b, &rec); err != nil {
-		return rec, fmt.Errorf("cannot read the run of a virtual machine in %s: %w", dir, err)
+		return rec, fmt.Errorf("cannot read the record of a virtual machine in %s: %w", dir, err)
 	}
 	return rec, nil
 }
@@ -69,7 +69,7 @@ func readRecord(dir string) (rec runRecord, err error) {
 func writeRecord(dir string, rec runRecord) error {
 	b, err := json.Marshal(rec)
 	if err != nil {
-		return fmt.Errorf("cannot encode the run of a virtual machine: %w", err)
+		return fmt.Errorf("cannot encode the record of a virtual machine: %w", err)
 	}
 	tmp := filepath.Join(dir, recordFile+".new")
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
@@ -81,7 +81,7 @@ func writeRecord(dir string, rec runRecord) error {
 		err = os.Rename(tmp, filepath.Join(dir, recordFile))
 	}
 	if err != nil {
-		return fmt.Errorf("cannot record the run of a virtual machine: %w", err)
+		return fmt.Errorf("cannot write the record of a virtual machine: %w", err)
 	}
 	return nil
 }

@@ -78,7 +78,7 @@ func pageOut(p process) error {
 		gone++
 	}
 	if gone == 0 && last != nil {
-		return fmt.Errorf("cannot push out the memory of process %d: %w", p.pid, last)
+		return fmt.Errorf("cannot page out the memory of process %d: %w", p.pid, last)
 	}
 	return nil
 }

@@ -118,7 +118,7 @@ func (w *Work) Sample(ports []instance.Endpoint) instance.Sample {
 		case err != nil:
 			return fmt.Errorf("cannot read the guest: %w", err)
 		case part != "":
-			return fmt.Errorf("cannot read in the guest: %.500s", part)
+			return fmt.Errorf("the guest cannot read it: %.500s", part)
 		}
 		return nil
 	}
@@ -153,7 +153,7 @@ func (w *Work) Listeners() ([]instance.Listener, error) {
 		return nil, fmt.Errorf("cannot read the guest: %w", w.lastHealthErr)
 	}
 	if w.last.TCPErr != "" {
-		return nil, fmt.Errorf("cannot read in the guest: %.500s", w.last.TCPErr)
+		return nil, fmt.Errorf("the guest cannot read it: %.500s", w.last.TCPErr)
 	}
 	return listeners(w.last.Listens), nil
 }

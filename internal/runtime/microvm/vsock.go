@@ -52,7 +52,7 @@ func (c Channel) check(no func() error) error {
 // noVsock returns why guests cannot use vsock, or nil if they can.
 func (r *Runtime) noVsock() error {
 	if r.parts().kernel.Version != "" && !r.parts().kernel.VSOCK {
-		return fmt.Errorf("cannot use vsock: the guests' kernel %s has not all of the modules %v", r.parts().kernel.Version, vsock.Modules)
+		return fmt.Errorf("cannot use vsock: the guests' kernel %s does not have all of the modules %v", r.parts().kernel.Version, vsock.Modules)
 	}
 	return r.files.noVsock(r.listens)
 }

@@ -566,7 +566,7 @@ func (w *Work) Kill(ctx context.Context) error {
 	case <-w.done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("cannot clear %s away: %w", w.id, context.Cause(ctx))
+		return fmt.Errorf("cannot clean up %s: %w", w.id, context.Cause(ctx))
 	}
 }
 

@@ -45,7 +45,7 @@ func (r *Runtime) connect(ctx context.Context) (thawed bool, err error) {
 		c, err = shimctl.Dial(ctx, socket, ev)
 	}
 	for _, t := range c.Welcome.Thawed {
-		r.cfg.Log.Warn("the shim let instances run while no daemon was there", "at", t.At, "count", t.Count, "first", t.IDs)
+		r.cfg.Log.Warn("the shim thawed instances while no daemon was connected", "at", t.At, "count", t.Count, "first", t.IDs)
 	}
 	if len(c.Welcome.Thawed) > 0 {
 		if err := c.AckThawed(ctx); err != nil {

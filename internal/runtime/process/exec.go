@@ -324,7 +324,7 @@ func (r *Runtime) Identify(pid int) (string, error) {
 		}
 		p = s.PPID
 	}
-	return "", errors.New("it carries no instance's mark")
+	return "", errors.New("it does not have the mark of an instance")
 }
 
 // mayPageOut reports whether this process may page out another process's memory.
@@ -368,7 +368,7 @@ func (r *Runtime) pageOut(pid int) error {
 		done++
 	}
 	if done == 0 && last != nil {
-		return fmt.Errorf("cannot push out the memory of process %d: %w", pid, last)
+		return fmt.Errorf("cannot page out the memory of process %d: %w", pid, last)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func (r *Runtime) Handoff(ctx context.Context) (noPrivs bool, err error) {
 	var said *shimctl.Error
 	switch {
 	case errors.As(err, &said) && said.Code == shimctl.CodeInvalid:
-		return false, errors.New("the supervisor that runs is of an earlier version")
+		return false, errors.New("the running supervisor is of an earlier version")
 	case err != nil:
 		return false, fmt.Errorf("cannot ask the supervisor: %w", err)
 	case c.Why != "":
@@ -225,7 +225,7 @@ func (r *Runtime) door(id string, shut bool) {
 		r.heldChanged(shimctl.HeldChanged{ID: id})
 	}
 	if err != nil {
-		r.cfg.Log.Warn("clients are not made to wait", "id", id, "err", err)
+		r.cfg.Log.Warn("cannot make clients wait", "id", id, "err", err)
 	}
 }
 

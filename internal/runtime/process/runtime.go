@@ -324,7 +324,7 @@ func (r *Runtime) outcome(ctx context.Context, l instance.Launch, cause error) (
 		select {
 		case <-time.After(10 * time.Millisecond): // Run reconnects meanwhile
 		case <-ctx.Done():
-			return shimctl.Started{}, fmt.Errorf("cannot learn whether %s was started: %w", l.ID, errors.Join(cause, err))
+			return shimctl.Started{}, fmt.Errorf("cannot determine whether %s was started: %w", l.ID, errors.Join(cause, err))
 		}
 	}
 }
@@ -387,7 +387,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	}
 	live, err := w.Alive()
 	if err != nil {
-		return nil, fmt.Errorf("cannot look for process %d of %s: %w", w.ident.PID, id, err)
+		return nil, fmt.Errorf("cannot inspect process %d of %s: %w", w.ident.PID, id, err)
 	}
 	if !live && known { // it ended after the request; wait until the shim knows how
 		return nil, r.howItEnded(ctx, id, ident.Run)

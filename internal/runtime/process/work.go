@@ -306,7 +306,7 @@ func (w *Work) Reclaim(ctx context.Context) (int64, error) {
 	frozen := w.frozen
 	w.mu.Unlock()
 	if !frozen {
-		return 0, fmt.Errorf("cannot push out the memory of %s: it runs", w.id)
+		return 0, fmt.Errorf("cannot page out the memory of %s: it runs", w.id)
 	}
 	before, err := w.Memory()
 	if err != nil {
@@ -369,7 +369,7 @@ func (w *Work) listenersAmong(own map[uint64]place) (out []instance.Listener, er
 		}
 		switch {
 		case errors.Is(err, sockets.ErrGone) || errors.Is(err, unix.ENOTSOCK):
-			return fmt.Errorf("cannot read who listens: descriptor %d of process %d was moved meanwhile: %w", at.fd, at.pid, sockets.ErrGone)
+			return fmt.Errorf("cannot read the listeners: descriptor %d of process %d was moved meanwhile: %w", at.fd, at.pid, sockets.ErrGone)
 		case err != nil:
 			hidden[inode], why = at, err
 			return nil

@@ -12,7 +12,7 @@ import (
 // belong to the owner. It cannot be undone, so the thread must end afterwards.
 func (r *root) become() error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("cannot have a umask of its own: %w", err)
+		return fmt.Errorf("cannot unshare the umask: %w", err)
 	}
 	unix.Umask(0) // the guest's programs apply their own umask
 	uid, gid := uintptr(r.st.Uid), uintptr(r.st.Gid)
@@ -21,7 +21,7 @@ func (r *root) become() error {
 	}
 	// Raw system calls affect one thread; those of package syscall affect all.
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
-		return fmt.Errorf("cannot leave the groups of this user: %w", errno)
+		return fmt.Errorf("cannot drop the supplementary groups: %w", errno)
 	}
 	for _, id := range []struct{ call, to uintptr }{{unix.SYS_SETFSGID, gid}, {unix.SYS_SETFSUID, uid}} {
 		unix.RawSyscall(id.call, id.to, 0, 0) // returns only the previous value

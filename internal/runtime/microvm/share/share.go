@@ -346,7 +346,7 @@ func openRoot(dir string) (*root, error) {
 		return nil, errors.Join(fmt.Errorf("cannot use workspace %s: %w", dir, err), r.close())
 	}
 	if _, err := unix.Openat2(fd, ".", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: resolve}); err == unix.ENOSYS {
-		return nil, errors.Join(fmt.Errorf("cannot use workspace %s: the kernel cannot keep a path below it (openat2, Linux 5.6)", dir), r.close())
+		return nil, errors.Join(fmt.Errorf("cannot use workspace %s: the kernel has no openat2 (Linux 5.6) to keep paths inside it", dir), r.close())
 	}
 	return r, nil
 }
