@@ -195,10 +195,7 @@ func (w *window) looks(page string, width int64, scheme string, whole bool) {
 	w.wide(width)
 	w.until(`document.querySelector('main h1') && !document.querySelector('main .loading') && !document.querySelector('.plotbox:not(:has(canvas))')`)
 	w.accessible(name)
-	if wide := js[[]string](w, `document.documentElement.scrollWidth <= document.documentElement.clientWidth ? []
-		: [...document.querySelectorAll('main *')].filter((e) => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML.slice(0, 100))`); len(wide) > 0 {
-		w.t.Errorf("%s is wider than the screen: %q", name, wide)
-	}
+	w.fits(name)
 	if boxes := js[[]string](w, `[...document.querySelectorAll('main *:not(textarea)')].filter((e) => /auto|scroll/.test(getComputedStyle(e).overflowY) && e.scrollHeight > e.clientHeight + 2).map((e) => e.outerHTML.slice(0, 100))`); len(boxes) > 0 {
 		w.t.Errorf("%s has boxes that scroll by themselves: %q", name, boxes)
 	}

@@ -159,15 +159,18 @@ func (h *localHost) state(name, state string) hostctl.Instance {
 // event returns the last event of a kind about an instance.
 func (h *localHost) event(name, kind string) (last hostctl.Event) {
 	h.t.Helper()
-	err := h.client.Kept(context.Background(), "", func(string) {}, func(e hostctl.Event) error {
-		if e.Instance == name && e.Type == kind {
-			last = e
+	eventually(h.t, func() error {
+		err := h.client.Kept(context.Background(), "", func(string) {}, func(e hostctl.Event) error {
+			if e.Instance == name && e.Type == kind {
+				last = e
+			}
+			return nil
+		})
+		if err == nil && last.Type == "" {
+			err = fmt.Errorf("no event %s of %s", kind, name)
 		}
-		return nil
+		return err
 	})
-	if err != nil || last.Type == "" {
-		h.t.Errorf("event %s of %s: %v", kind, name, err)
-	}
 	return last
 }
 
@@ -233,9 +236,7 @@ func (p *dashboardUser) instances([]sim.InstanceInfo) {
 	}
 	p.more("Actions for web", "Logs")
 	p.until(`document.querySelector('[data-testid=logs]')?.innerText.includes('/said-by-the-test')`)
-	if !p.holds(`(() => { const e = document.querySelector('[data-testid=logs]'); return e.scrollHeight <= e.clientHeight && e.scrollWidth <= e.clientWidth })()`) {
-		p.t.Error("the logs scroll by themselves, not with the page")
-	}
+	p.until(`((e) => e.scrollHeight <= e.clientHeight && e.scrollWidth <= e.clientWidth)(document.querySelector('[data-testid=logs]'))`) // they scroll with the page
 	p.both("logs", "light", "dark")
 
 	p.more("Actions for web", "Stop…")
@@ -291,9 +292,7 @@ func TestLocalDashboard(t *testing.T) {
 	w := open(t, chrome, link)
 	w.until(`location.pathname === '/hosts/desk'`)
 	w.until(`document.querySelectorAll('tbody tr').length === 2`)
-	if got := js[[]string](w, `[...document.querySelectorAll('nav li')].map((e) => e.innerText)`); !slices.Equal(got, []string{"Hosts"}) {
-		t.Errorf("the pages are %v", got)
-	}
+	w.until(`[...document.querySelectorAll('nav li')].map((e) => e.innerText).join() === 'Hosts'`)
 	w.until(`!document.querySelector('[data-testid=no-commands]')`)
 	w.more("Actions for web", "Pause…")
 	w.press("Pause")

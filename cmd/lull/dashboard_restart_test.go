@@ -93,7 +93,7 @@ func TestDashboardServerRestarts(t *testing.T) {
 		}
 	}
 	tops := js[[]int64](w, `window.tops`)
-	if !slices.IsSorted(tops) || len(tops) < 10 {
+	if !slices.IsSorted(tops) || len(tops) < 3 { // at least one for each round; several changes may be drawn at once
 		t.Errorf("the newest entry that is shown went back: %v", tops)
 	}
 	report := fmt.Sprintf("dashboard over 3 killed servers: %d changes, each on the page once", acknowledged)

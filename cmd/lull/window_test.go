@@ -21,6 +21,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"lull/internal/lib/errtest"
+	"lull/internal/lib/waittest"
 )
 
 // window is a page in a real browser. Errors that the browser reports fail the test
@@ -324,6 +325,18 @@ func (w *window) accessible(what string) {
 		.map((v) => v.id + ': ' + v.help + ' ' + v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160)).join(' | ')))`)
 	for _, f := range faults {
 		w.t.Errorf("%s is not accessible: %s", what, f)
+	}
+}
+
+// fits waits until nothing on the page is wider than the window, but for what
+// scrolls by itself. A page follows a change of the window's width one or more
+// frames later.
+func (w *window) fits(what string) {
+	w.t.Helper()
+	const wide = `(document.documentElement.scrollWidth <= document.documentElement.clientWidth ? []
+		: [...document.querySelectorAll('body *')].filter((e) => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML.slice(0, 100)))`
+	if !waittest.Within(patience, func() bool { return w.holds(wide + `.length === 0`) }) {
+		w.t.Errorf("%s is wider than the window: %q", what, js[[]string](w, wide))
 	}
 }
 
