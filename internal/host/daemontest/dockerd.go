@@ -1,17 +1,19 @@
 package daemontest
 
 import (
-	"lull/internal/lib/waittest"
-
-	"net"
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"lull/internal/lib/waittest"
 )
 
 // Dockerd is a private Docker daemon with its own data and socket. It has one
@@ -19,7 +21,8 @@ import (
 type Dockerd struct {
 	T         testing.TB
 	dir       string
-	namespace string
+	namespace string // network namespace, a file; "" for that of the test
+	bridge    string // its own, without a namespace of its own
 	cmd       *exec.Cmd
 	gone      chan struct{}
 }
@@ -46,9 +49,11 @@ func StartDockerdIn(t testing.TB, namespace string) *Dockerd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, bridged := net.InterfaceByName("docker0")
 	k := &Dockerd{T: t, dir: dir, namespace: namespace}
-	t.Cleanup(func() { k.end(bridged != nil) })
+	if namespace == "" {
+		k.bridge = k.newBridge()
+	}
+	t.Cleanup(k.end)
 	k.Start()
 	tar := filepath.Join(dir, "root.tar")
 	if out, err := exec.Command("tar", "-C", Image(t), "-cf", tar, ".").CombinedOutput(); err != nil {
@@ -58,9 +63,25 @@ func StartDockerdIn(t testing.TB, namespace string) *Dockerd {
 	return k
 }
 
-// end stops the daemon and removes everything that it has created. noBridge means
-// that there was no bridge before.
-func (k *Dockerd) end(noBridge bool) {
+// bridges is the number of bridges that this process has created.
+var bridges atomic.Int32
+
+// newBridge creates a bridge with a network of its own. On docker0 the containers
+// of two Docker daemons would share addresses.
+func (k *Dockerd) newBridge() string {
+	k.T.Helper()
+	name := fmt.Sprintf("br-lk%dx%d", os.Getpid(), bridges.Add(1))
+	for _, args := range [][]string{{"link", "add", name, "type", "bridge"},
+		{"addr", "add", fmt.Sprintf("10.%d.%d.1/24", 128+rand.IntN(128), rand.IntN(256)), "dev", name}, {"link", "set", name, "up"}} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			k.T.Fatalf("ip %s: %v: %s", args, err, out)
+		}
+	}
+	return name
+}
+
+// end stops the daemon and removes everything that it created.
+func (k *Dockerd) end() {
 	if k.Over() {
 		k.Start()
 	}
@@ -68,8 +89,10 @@ func (k *Dockerd) end(noBridge bool) {
 		k.Say(append([]string{"rm", "-f"}, ids...)...)
 	}
 	k.Stop()
-	if noBridge && k.namespace == "" {
-		_ = exec.Command("ip", "link", "del", "docker0").Run()
+	if k.bridge != "" {
+		if out, err := exec.Command("ip", "link", "del", k.bridge).CombinedOutput(); err != nil {
+			k.T.Errorf("%v: %s", err, out)
+		}
 	}
 	// Namespaces of containers that have exited are still mounted below the
 	// directory.
@@ -99,7 +122,7 @@ func (k *Dockerd) Start() {
 	args := []string{"/usr/sbin/dockerd", "--data-root", k.dir + "/d", "--exec-root", k.dir + "/e", "-H", "unix://" + k.Socket(),
 		"--pidfile", k.dir + "/pid", "--live-restore"}
 	if k.namespace == "" {
-		args = append(args, "--iptables=false")
+		args = append(args, "--iptables=false", "--bridge", k.bridge)
 	} else {
 		args = append([]string{"nsenter", "--net=" + k.namespace}, args...)
 	}

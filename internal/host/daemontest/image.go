@@ -30,7 +30,7 @@ func Image(t testing.TB) string {
 			t.Fatal(err)
 		}
 	}
-	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat", "id", "pwd", "env", "ls", "rm", "mkdir", "grep", "kill", "stat", "hostname", "mount", "unshare", "test", "head", "nc"} {
+	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat", "id", "pwd", "env", "ls", "rm", "mkdir", "grep", "kill", "stat", "hostname", "mount", "unshare", "test", "head", "nc", "date", "tty", "stty", "wc"} {
 		if err := os.Symlink("busybox", filepath.Join(dir, "bin", tool)); err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -67,11 +68,15 @@ func Into(dir string, pkgs ...string) error {
 	return nil
 }
 
-// Copy copies a program and makes it readable and executable by everyone.
+// Copy copies a program and makes it readable and executable by everyone. No
+// process that another goroutine starts meanwhile inherits the open copy, which
+// could not be executed until that process had closed it.
 func Copy(from, to string) error {
 	b, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(to, b, 0o755)
 }

@@ -21,6 +21,7 @@ func (k dock) unlabelled(name string, more ...string) string {
 
 // TestAdoptContainer adopts and releases containers without labels.
 func TestAdoptContainer(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	adopt := func(q hostctl.Adopt) hostctl.Instance {
 		t.Helper()

@@ -23,6 +23,7 @@ import (
 // reason of an exit mentions a process that was killed for lack of memory, even
 // if the program survived that and printed something else.
 func TestLimits(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	root := daemontest.Image(t)
 	s := box("burns", root, script("while :; do :; done")...)
@@ -96,6 +97,7 @@ func inGroups(t *testing.T, pid int, controller, file string) (all []string) {
 // both sides, that read-only applies to everything mounted in it, and that
 // removing the container does not remove its files.
 func TestWorkspace(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	root := daemontest.Image(t)
 	dir := filepath.Join(t.TempDir(), "a b") // a name that needs escaping
@@ -177,6 +179,7 @@ func holds(t *testing.T, path, want string, owner uint32) {
 // container is removed, survive the daemon, and are visible to no other
 // container.
 func TestLayer(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	root := daemontest.Image(t)
 	errtest.None(t, os.WriteFile(filepath.Join(root, "etc/given"), []byte("given"), 0o644))
@@ -233,6 +236,7 @@ func TestLayer(t *testing.T) {
 // TestStops checks that a container, asleep or awake, gets its image's stop
 // signal, and is killed if it does not exit.
 func TestStops(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	stop := func(name string) hostctl.Instance {
 		t.Helper()
@@ -279,6 +283,7 @@ func TestStops(t *testing.T) {
 // network, nothing of this machine, and that it lacks the capabilities with which
 // containers have escaped.
 func TestApart(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	root := daemontest.Image(t)
 	d.Launch(box("one", root, script("sleep 1111")...))
@@ -324,6 +329,7 @@ func TestApart(t *testing.T) {
 // TestNetwork checks that a container uses this machine's network, including
 // loopback, and that a request for another one is refused with that reason.
 func TestNetwork(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	root := daemontest.Image(t)
 	for _, net := range []instance.Net{instance.NetNone, instance.NetOutbound, instance.NetFull} {
@@ -356,6 +362,7 @@ func TestNetwork(t *testing.T) {
 // TestRungs checks that a container reaches the states that are documented for
 // it, and refuses deeper ones.
 func TestRungs(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	root := daemontest.Image(t)
 	deep := box("deep", root, "true")
@@ -392,6 +399,7 @@ func TestRungs(t *testing.T) {
 // TestSocketInside checks that a program in a container can use LULL_SOCKET as
 // any user, and after a restart of the daemon.
 func TestSocketInside(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	at := daemontest.Addr(t)
 	published := daemontest.Addr(t)

@@ -96,6 +96,7 @@ func (k dock) forgotten(name string) {
 // gives up and Docker executes the requests later. The containers must run again
 // then, and their clients must be answered. A user's pause must remain.
 func TestLatePause(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	at := map[string]string{}
 	for _, name := range []string{"one", "two", "three"} {
@@ -136,6 +137,7 @@ func TestLatePause(t *testing.T) {
 // TestNobodyIsLeftPaused checks that containers that lull paused run again
 // however lull ends, and that containers that a user paused stay paused.
 func TestNobodyIsLeftPaused(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	at := k.serve("web")
 	k.serve("mine")
@@ -190,6 +192,7 @@ func TestNobodyIsLeftPaused(t *testing.T) {
 // TestDockerUses checks that every docker command works on a container that lull
 // has paused, and that lull follows the change.
 func TestDockerUses(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	at := k.serve("web")
 	k.d.LeavesCommand("web")
@@ -251,6 +254,7 @@ func TestDockerUses(t *testing.T) {
 // removed container leaves nothing behind, and its name can be used by another
 // one.
 func TestWhileAway(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	k.serve("web")
 	k.serve("ends")
@@ -284,6 +288,7 @@ const untilTerm = `trap "exit 0" TERM; while :; do sleep 0.1; done`
 // in the log and in the status, until the container is removed, and that lull
 // does not touch the container.
 func TestLabels(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	for _, c := range []struct{ name, label, want string }{
 		{"odd", "lull.pause-after=soon", "lull.pause-after"},
@@ -325,6 +330,7 @@ func named(name, container string) instance.Spec {
 // TestOneOwner checks that a container never has two instances, and that a
 // container is managed even if its name is already taken by another instance.
 func TestOneOwner(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	k.serve("web")
 	refuses(k.d, named("second", "web"), "web", "already")
@@ -346,6 +352,7 @@ func TestOneOwner(t *testing.T) {
 // TestPublished checks that clients of a port that Docker publishes, on one
 // address or on all, reach a paused container.
 func TestPublished(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	at := k.serve("local")
 	all := daemontest.Addr(t)
@@ -368,6 +375,7 @@ func TestPublished(t *testing.T) {
 // activity, unless another container shares the network and may have sent the
 // request.
 func TestHealthCheck(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	checked := func(name, pause string, more ...string) {
 		t.Helper()
@@ -393,6 +401,7 @@ func TestHealthCheck(t *testing.T) {
 // keep a container running, and does not hide the CPU time that its program uses
 // meanwhile.
 func TestHealthCheckCPU(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	checked := func(name, program string) {
 		t.Helper()
@@ -418,6 +427,7 @@ var established = regexp.MustCompile(`:1F90 [0-9A-F]+:[0-9A-F]{4} 01 `)
 // TestDockerPause checks that a container that a user paused with docker stays
 // paused, whatever clients connect, until the user resumes it.
 func TestDockerPause(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	at := k.serve("web")
 	k.Must("pause", "web")
@@ -460,6 +470,7 @@ func TestDockerPause(t *testing.T) {
 // its container running. Docker refuses an exec in a paused container without an
 // event by which lull could wake it; lull's own exec wakes it.
 func TestDockerExec(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	at := daemontest.Addr(t)
 	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=1s", "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")
@@ -490,6 +501,7 @@ func TestDockerExec(t *testing.T) {
 // TestDockerFailsOpen checks that clients of a container that lull has paused are
 // answered even if the daemon hangs, or was killed together with the shim.
 func TestDockerFailsOpen(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	at := k.serve("web")
 	for _, c := range []struct {

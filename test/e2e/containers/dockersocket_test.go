@@ -92,6 +92,7 @@ func heldBy(o hostctl.Instance) string {
 // and keep it running as long as they take. No other command may wake a
 // container, and no command one that a user has paused.
 func TestDockerSocket(t *testing.T) {
+	t.Parallel()
 	k := newBehind(t)
 	k.serve("web")
 
@@ -271,6 +272,7 @@ func requests(t *testing.T, socket, method, path, body string) int {
 // Docker's own socket and by no others, from the moment it exists. It may replace
 // a socket that no process serves, and nothing else.
 func TestDockerSocketOwner(t *testing.T) {
+	t.Parallel()
 	k := newBehind(t)
 	owner := func(path string) string {
 		st, err := os.Stat(path)

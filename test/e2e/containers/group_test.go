@@ -22,6 +22,7 @@ func ofProject(project, service, dependsOn string) []string {
 // all, dependencies first. A connection from a container of another project must
 // keep them awake.
 func TestDockerGroup(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	at := daemontest.Addr(t)
 	run := func(name, program string, more ...string) {

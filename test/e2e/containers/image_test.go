@@ -174,6 +174,7 @@ func pushed(t *testing.T, img v1.Image) (string, *httptest.Server) {
 // TestImageSays checks, for every kind of source, that the image's command,
 // environment, directory and user apply unless the user sets them.
 func TestImageSays(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	root := daemontest.Image(t)
 	for name, text := range map[string]string{"etc/passwd": "root:x:0:0::/root:/bin/sh\nweb:x:77:78::/home/web:/bin/sh\n",
@@ -222,6 +223,7 @@ func TestImageSays(t *testing.T) {
 // TestHostileImages checks that an invalid image is refused with the reason and
 // leaves nothing behind, and that paths that seem to leave the image stay inside.
 func TestHostileImages(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	root := packed(t, daemontest.Image(t))
 	outside := filepath.Join(t.TempDir(), "outside")
@@ -264,6 +266,7 @@ func TestHostileImages(t *testing.T) {
 
 // TestWrongImages checks that a truncated, modified or unrelated file is refused.
 func TestWrongImages(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	good := image(t, says{cmd: []string{"true"}}, packed(t, daemontest.Image(t)))
 	digest := func(img v1.Image) string {
@@ -309,6 +312,7 @@ func TestWrongImages(t *testing.T) {
 // TestImageInUse checks that an image cannot be removed while a container uses
 // it, even a stopped one.
 func TestImageInUse(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	s := box("uses", saved(t, says{cmd: script("exit 0")}))
 	o := d.Launch(s)
@@ -332,6 +336,7 @@ func TestImageInUse(t *testing.T) {
 // TestSilentRegistry checks that a container that waits for an unresponsive
 // registry can be stopped and removed, even after its client has disconnected.
 func TestSilentRegistry(t *testing.T) {
+	t.Parallel()
 	d := host(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	errtest.None(t, err)

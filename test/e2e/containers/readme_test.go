@@ -20,6 +20,7 @@ import (
 // TestReadme runs the README's commands in a shell, section by section. A web
 // server that needs no registry takes the place of nginx.
 func TestReadme(t *testing.T) {
+	t.Parallel()
 	b, err := os.ReadFile("../../../README.md")
 	errtest.None(t, err)
 	if n := strings.Count(string(b), "\n"); n > 120 {
@@ -34,7 +35,7 @@ func TestReadme(t *testing.T) {
 		}
 		n++
 		name, _, _ := strings.Cut(section, "\n")
-		t.Run(name, func(t *testing.T) { paste(t, commands) })
+		t.Run(name, func(t *testing.T) { t.Parallel(); paste(t, commands) })
 	}
 	if n != 3 {
 		t.Errorf("%d sections have commands, want 3", n)

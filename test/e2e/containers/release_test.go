@@ -20,6 +20,7 @@ import (
 // system, serves, exits immediately on SIGTERM, and continues with its volume.
 // LULL_RELEASE_IMAGE names the tar of a real release.
 func TestReleaseImage(t *testing.T) {
+	t.Parallel()
 	k := daemontest.StartDockerd(t)
 	file := os.Getenv("LULL_RELEASE_IMAGE")
 	if file == "" {

@@ -49,6 +49,7 @@ func (k dock) refused(at string) {
 // paused, and that clients of its published port start it again. Each client must
 // be answered, and none refused. A container that a user stops must stay stopped.
 func TestStoppedContainer(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	at := k.stopsAfter("web", "300ms")
 	for n := range scaletest.Count(t, "LULL_CONTAINER_STOPS", 1) {
@@ -240,6 +241,7 @@ func knock(to netip.AddrPort) (made bool, err error) {
 // TestNotStopped checks that a container that no client could start again stays
 // paused.
 func TestNotStopped(t *testing.T) {
+	t.Parallel()
 	k := newDock(t)
 	for name, args := range map[string][]string{"quiet": nil, "random": {"-p", "8080"}} {
 		args = append([]string{"run", "-d", "--name", name, "--label", "lull.pause-after=0", "--label", "lull.stop-after=100ms"}, args...)

@@ -20,6 +20,7 @@ import (
 //
 // LULL_CONTAINER_STARTS is the number of starts.
 func TestWakeFromStopped(t *testing.T) {
+	t.Parallel()
 	starts := scaletest.Count(t, "LULL_CONTAINER_STARTS", 5)
 	for _, path := range []instance.Path{instance.PathRelay, instance.PathDirect} {
 		t.Run(string(path), func(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -33,6 +32,7 @@ func TestConformance(t *testing.T) {
 			continue
 		}
 		t.Run(s.Name, func(t *testing.T) {
+			t.Parallel() // each has a daemon of its own
 			m := machines[s.Name](t, bare{Subject: s})
 			for _, row := range hosttest.Suite(scaletest.Count(t, "LULL_CONFORMANCE_KILLS", 1), random(t)) {
 				t.Run(row.Name, func(t *testing.T) {
@@ -76,50 +76,9 @@ func ordinary(t *testing.T, b bare) hosttest.Machine {
 	return m
 }
 
-// image creates a root file system with a shell and the guest program, and
-// returns its path.
-func image(t *testing.T) string {
-	t.Helper()
-	busybox, err := exec.LookPath("busybox")
-	daemontest.Need(t, err, "busybox-static")
-	daemontest.Build(t)
-	dir := t.TempDir()
-	for _, d := range []string{"bin", "tmp", "etc", "proc", "dev", "sys", "run", "root"} {
-		errtest.None(t, os.Mkdir(filepath.Join(dir, d), 0o755))
-	}
-	for from, to := range map[string]string{busybox: "bin/busybox", daemontest.Program("guest"): "bin/guest"} {
-		b, err := os.ReadFile(from)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, to), b, 0o755)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, tool := range []string{"sh", "sleep", "echo", "touch", "cat", "date", "tty", "stty", "wc", "grep"} {
-		errtest.None(t, os.Symlink("busybox", filepath.Join(dir, "bin", tool)))
-	}
-	if out, err := exec.Command(filepath.Join(dir, "bin/sh"), "-c", "exit 0").CombinedOutput(); err != nil {
-		t.Fatalf("busybox does not run: %v: %s", err, out)
-	}
-	return dir
-}
-
-func needContainers(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("containers need root")
-	}
-	_, err := exec.LookPath("runc")
-	if err != nil {
-		_, err = os.Stat("/usr/sbin/runc")
-	}
-	daemontest.Need(t, err, "runc")
-}
-
 func containers(t *testing.T, b bare) hosttest.Machine {
-	needContainers(t)
-	root := image(t)
+	daemontest.NeedRunc(t)
+	root := daemontest.Image(t)
 	m := b.over(t)
 	m.box = func(s *instance.Spec, p hosttest.Program) {
 		s.Runtime, s.Image = "container", root
@@ -143,7 +102,7 @@ func microvms(t *testing.T, b bare) hosttest.Machine {
 		}
 		daemontest.Need(t, err, pkg)
 	}
-	root := image(t)
+	root := daemontest.Image(t)
 	m := b.over(t, "--guest-kernel", kernel)
 	m.box = func(s *instance.Spec, p hosttest.Program) {
 		s.Runtime, s.Image, s.Memory = "microvm", root, 128<<20

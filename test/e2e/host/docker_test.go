@@ -4,14 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -25,139 +22,17 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// dockerd is a private Docker daemon with its data, its socket and one image.
-type dockerd struct {
-	t      *testing.T
-	dir    string
-	bridge string
-	cmd    *exec.Cmd
-	gone   chan struct{}
-}
-
-func startDockerd(t *testing.T) *dockerd {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("dockerd needs root")
-	}
-	for _, p := range []string{"/usr/sbin/dockerd", "/usr/bin/docker"} {
-		_, err := os.Stat(p)
-		daemontest.Need(t, err, "docker.io")
-	}
-	dir, err := os.MkdirTemp("", "lk")
-	errtest.None(t, err)
-	// It has its own bridge, because on docker0 its containers would get the
-	// addresses of another Docker daemon's containers.
-	k := &dockerd{t: t, dir: dir, bridge: fmt.Sprint("lk", os.Getpid())}
-	for _, args := range [][]string{{"link", "add", k.bridge, "type", "bridge"},
-		{"addr", "add", fmt.Sprintf("10.%d.%d.1/24", 128+rand.IntN(128), rand.IntN(256)), "dev", k.bridge}, {"link", "set", k.bridge, "up"}} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", args, err, out)
-		}
-	}
-	t.Cleanup(func() {
-		if ids := strings.Fields(k.docker("ps", "-aq")); len(ids) > 0 {
-			k.docker(append([]string{"rm", "-f"}, ids...)...)
-		}
-		k.stop()
-		if out, err := exec.Command("ip", "link", "del", k.bridge).CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-		// What is mounted below its directory belongs to namespaces of containers
-		// that have exited.
-		b, _ := os.ReadFile("/proc/self/mountinfo")
-		for _, f := range strings.Fields(string(b)) {
-			if strings.HasPrefix(f, dir+"/") {
-				_ = syscall.Unmount(f, syscall.MNT_DETACH)
-			}
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	k.start()
-	tar := filepath.Join(dir, "root.tar")
-	if out, err := exec.Command("tar", "-C", image(t), "-cf", tar, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	k.must("import", tar, "box:1")
-	return k
-}
-
-func (k *dockerd) socket() string { return k.dir + "/s" }
-
-func (k *dockerd) start() {
-	k.t.Helper()
-	log, err := os.OpenFile(k.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	defer log.Close()
-	// Containers survive a restart of the daemon (live-restore), as in
-	// production.
-	cmd := exec.Command("/usr/sbin/dockerd", "--data-root", k.dir+"/d", "--exec-root", k.dir+"/e", "-H", "unix://"+k.socket(),
-		"--pidfile", k.dir+"/pid", "--bridge", k.bridge, "--iptables=false", "--live-restore")
-	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		k.t.Fatal(err)
-	}
-	k.cmd, k.gone = cmd, make(chan struct{})
-	go func(gone chan struct{}) { cmd.Wait(); close(gone) }(k.gone)
-	if !waittest.Within(daemontest.WaitLimit, func() bool {
-		return k.over() || exec.Command("/usr/bin/docker", "-H", "unix://"+k.socket(), "version").Run() == nil
-	}) || k.over() {
-		b, _ := os.ReadFile(k.dir + "/log")
-		k.t.Fatalf("dockerd does not come up:\n%s", b[max(0, len(b)-4000):])
-	}
-}
-
-func (k *dockerd) over() bool {
-	select {
-	case <-k.gone:
-		return true
-	default:
-		return false
-	}
-}
-
-// stop ends the daemon. Its containers continue to run.
-func (k *dockerd) stop() {
-	k.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-k.gone:
-	case <-time.After(daemontest.WaitLimit):
-		k.t.Error("dockerd does not end")
-		k.cmd.Process.Kill()
-		<-k.gone
-	}
-}
-
-// docker runs a docker command and returns its output.
-func (k *dockerd) docker(args ...string) string {
-	out, _ := exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.socket()}, args...)...).Output()
-	return string(out)
-}
-
-func (k *dockerd) must(args ...string) string {
-	k.t.Helper()
-	out, err := exec.Command("/usr/bin/docker", append([]string{"-H", "unix://" + k.socket()}, args...)...).CombinedOutput()
-	if err != nil {
-		k.t.Fatalf("docker %s: %v: %s", args, err, out)
-	}
-	return string(out)
-}
-
-// dockered implements a machine of the suite. Its containers are started with
-// docker, and lull finds them by their labels.
+// dockered is a machine of the suite whose containers a user has started. lull
+// finds them by their labels.
 type dockered struct {
 	*bare
-	k     *dockerd
-	again map[string]bool // containers that Docker restarts when they fail
+	k     *daemontest.Dockerd
+	again map[string]bool // those that Docker restarts when they fail
 }
 
 func dockers(t *testing.T, b bare) hosttest.Machine {
-	k := startDockerd(t)
-	return &dockered{b.over(t, "--docker="+k.socket()), k, map[string]bool{}}
+	k := daemontest.StartDockerd(t)
+	return &dockered{b.over(t, "--docker="+k.Socket()), k, map[string]bool{}}
 }
 
 func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change func(*instance.Spec)) {
@@ -178,11 +53,11 @@ func (m *dockered) Run(t *testing.T, name string, p hosttest.Program, change fun
 	if p.Serves {
 		at := daemontest.Addr(t)
 		m.ports[name] = at
-		m.k.must(append(args, "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
+		m.k.Must(append(args, "-p", at+":8080", "box:1", "guest", "serve", "-listen", "0.0.0.0:8080")...)
 	} else {
-		// The container's script waits until the container is adopted, because
-		// only running containers are adopted.
-		m.k.must(append(args, "box:1", "sh", "-c", untilGo+p.Script)...)
+		// Its script begins once it is adopted, because only running containers
+		// are.
+		m.k.Must(append(args, "box:1", "sh", "-c", untilGo+p.Script)...)
 	}
 	m.Until(t, name+" is taken over", func() bool {
 		o, err := m.Get(name)
@@ -217,8 +92,8 @@ func (m *dockered) Start(name string) error {
 }
 
 func (m *dockered) Remove(name string) error {
-	if m.again[name] { // lull does not know it between two starts
-		m.k.must("update", "--restart", "no", name)
+	if m.again[name] { // it may be between two starts, of which lull knows nothing
+		m.k.Must("update", "--restart", "no", name)
 		m.Until(m.d.T, name+" ends by itself", func() bool { return !m.runs(name) })
 	}
 	if err := m.bare.Remove(name); err != nil {
@@ -227,7 +102,7 @@ func (m *dockered) Remove(name string) error {
 	if m.runs(name) {
 		return fmt.Errorf("after it was removed from lull the container %s runs", name)
 	}
-	m.k.must("rm", name)
+	m.k.Must("rm", name)
 	return nil
 }
 
@@ -236,35 +111,35 @@ func (m *dockered) Remove(name string) error {
 func (m *dockered) Get(name string) (hostctl.Instance, error) {
 	o, err := m.bare.Get(name)
 	if err == nil && m.again[name] {
-		o.RestartCount, err = strconv.Atoi(strings.TrimSpace(m.k.docker("inspect", "-f", "{{.RestartCount}}", name)))
+		o.RestartCount, err = strconv.Atoi(m.k.Say("inspect", "-f", "{{.RestartCount}}", name))
 	}
 	return o, err
 }
 
 // runs reports whether Docker lists the container as not exited.
 func (m *dockered) runs(name string) bool {
-	return strings.TrimSpace(m.k.docker("inspect", "-f", "{{.State.Running}}", name)) != "false"
+	return m.k.Say("inspect", "-f", "{{.State.Running}}", name) != "false"
 }
 
 // TestDockerOutside manages containers with docker as a user does, and checks
 // that lull follows.
 func TestDockerOutside(t *testing.T) {
-	k := startDockerd(t)
-	m := &dockered{bare{}.over(t, "--docker="+k.socket()), k, map[string]bool{}}
-	// It pauses only on request, so that no automatic pause interferes.
+	k := daemontest.StartDockerd(t)
+	m := &dockered{bare{}.over(t, "--docker="+k.Socket()), k, map[string]bool{}}
+	// It pauses on request only, so that no automatic pause interferes.
 	m.Run(t, "web", hosttest.Serve, func(s *instance.Spec) { s.PauseAfter = daemontest.Seconds(0) })
 
 	force(m.d, "web")
 	m.d.Await("web", "paused")
-	if got := k.must("ps", "--format", "{{.Status}}"); !strings.Contains(got, "(Paused)") {
+	if got := k.Must("ps", "--format", "{{.Status}}"); !strings.Contains(got, "(Paused)") {
 		t.Errorf("docker does not know that it is paused: %s", got)
 	}
-	k.must("unpause", "web")
+	k.Must("unpause", "web")
 	m.d.Until("web", "docker unpause was seen", func(o hostctl.Instance) bool { return o.LastResumedBy == "external" })
 
 	// A user's pause remains: no client wakes the container.
 	m.answers(t, "web")
-	k.must("pause", "web")
+	k.Must("pause", "web")
 	m.d.Until("web", "docker pause was seen", func(o hostctl.Instance) bool { return o.State == "paused" && o.LastPausedBy == "external" })
 	c := mustDial(t, m.ports["web"])
 	errtest.Get(c.Write([]byte("hello\n")))(t)
@@ -276,7 +151,7 @@ func TestDockerOutside(t *testing.T) {
 	if o := m.d.Show("web"); o.State != "paused" || o.LastPausedBy != "external" {
 		t.Errorf("after a restart it is %s, by %s", o.State, o.LastPausedBy)
 	}
-	k.must("unpause", "web")
+	k.Must("unpause", "web")
 	if got, err := c.r.ReadString('\n'); err != nil || got != "echo hello\n" {
 		t.Errorf("the client that waited got %q, %v", got, err)
 	}
@@ -287,7 +162,7 @@ func TestDockerOutside(t *testing.T) {
 	m.d.Await("web", "running")
 	force(m.d, "web")
 	m.d.Await("web", "paused")
-	k.stop()
+	k.Stop()
 	c = mustDialLater(t, k, m, "web")
 	if got, err := c.r.ReadString('\n'); err != nil || got != "echo later\n" {
 		t.Errorf("the client that came while dockerd was away got %q, %v", got, err)
@@ -295,22 +170,22 @@ func TestDockerOutside(t *testing.T) {
 	c.Close()
 
 	pid := m.d.Show("web").PID
-	k.must("restart", "-t", "5", "web")
+	k.Must("restart", "-t", "5", "web")
 	m.d.Until("web", "docker restart was seen", func(o hostctl.Instance) bool { return o.State != "stopped" && o.PID != 0 && o.PID != pid })
 	m.answers(t, "web")
-	k.must("stop", "-t", "5", "web")
+	k.Must("stop", "-t", "5", "web")
 	o := m.d.Await("web", "stopped")
 	if o.ExitCode == nil {
 		t.Errorf("docker stop: no exit code: %s", o.StatusReason)
 	}
-	k.must("rm", "web")
+	k.Must("rm", "web")
 	daemontest.Wait(t, "docker rm was seen", func() (bool, string) {
 		o, err := m.d.Get(t.Context(), "web")
 		return err != nil, daemontest.Describe(o)
 	})
 
-	// A container with invalid labels is not touched.
-	k.must("run", "-d", "--name", "odd", "--label", "lull.pause-after=soon", "box:1", "sh", "-c", untilGo)
+	// A container with invalid labels is left alone.
+	k.Must("run", "-d", "--name", "odd", "--label", "lull.pause-after=soon", "box:1", "sh", "-c", untilGo)
 	daemontest.Wait(t, "the label is named in the log", func() (bool, string) {
 		said := m.d.Log()
 		return strings.Contains(said, "lull.pause-after"), said
@@ -323,7 +198,7 @@ func TestDockerOutside(t *testing.T) {
 // mustDialLater connects while dockerd is not running, sends a line, and restarts
 // dockerd. docker-proxy ends with dockerd, so the client connects to the
 // container's own address.
-func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
+func mustDialLater(t *testing.T, k *daemontest.Dockerd, m *dockered, name string) *client {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", m.d.Show(name).PID))
 	errtest.None(t, err)
@@ -336,7 +211,7 @@ func mustDialLater(t *testing.T, k *dockerd, m *dockered, name string) *client {
 	}
 	c := mustDial(t, net.JoinHostPort(addr, "8080"))
 	errtest.Get(c.Write([]byte("later\n")))(t)
-	k.start()
+	k.Start()
 	return c
 }
 

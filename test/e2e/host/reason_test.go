@@ -29,8 +29,8 @@ const hog = `x=0123456789abcdef; while :; do x=$x$x; done`
 // hungry returns a function that starts containers with 32 MiB each. They see the
 // directory shared as /shared; the tests create the file go there.
 func hungry(t *testing.T) (m *bare, run func(name, script string), shared string) {
-	needContainers(t)
-	root := image(t)
+	daemontest.NeedRunc(t)
+	root := daemontest.Image(t)
 	m = bare{}.over(t)
 	shared = t.TempDir()
 	errtest.None(t, os.Chmod(shared, 0o755))
