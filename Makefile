@@ -21,7 +21,7 @@ SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross install uninstall deb release image web demo recording size check test test-compute test-programs test-browsers test-guests test-machines programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross install uninstall deb release image web demo recording size check test test-compute test-programs test-servers test-guests test-machines programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -103,6 +103,7 @@ packages: ## install what the tests need (Debian, root)
 #   RACE      has goroutines and is quick enough under the race detector
 #   MIXED     bubbles and programs; -short leaves the programs out
 #   PROGRAMS  starts programs and mostly waits for them
+#   SERVERS   starts servers, after the dashboard in a browser
 #   GUESTS    boots guests, each of which takes a core
 #   MACHINES  boots guests too, beside GUESTS
 RACE := ./internal/lib/... ./internal/host/... ./internal/server/... ./internal/platform/cml \
@@ -110,8 +111,9 @@ RACE := ./internal/lib/... ./internal/host/... ./internal/server/... ./internal/
 	./internal/protocol/... ./internal/relay ./internal/shim ./internal/sim/world ./internal/store/...
 MIXED := ./internal/agent ./internal/platform/activity ./internal/platform/cgroup ./internal/platform/desktop ./internal/platform/proc ./internal/platform/smtp \
 	./internal/guestagent/... ./internal/sim/simtest
-PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/server ./test/e2e/programs ./test/e2e/foreign \
-	./test/e2e/containers ./test/e2e/units ./internal/platform/etcd/... ./internal/runtime/process ./test/mutants
+PROGRAMS := ./cmd/lull ./test/e2e/host ./test/e2e/agent ./test/e2e/programs ./test/e2e/containers ./test/e2e/units \
+	./internal/platform/etcd/... ./internal/runtime/process ./test/mutants
+SERVERS := ./test/e2e/server ./test/e2e/foreign
 GUESTS := ./internal/runtime/microvm ./test/e2e/demo
 MACHINES := ./test/e2e/machines
 # Tests that run in another lane than their package: the walks of the fence, which
@@ -127,15 +129,16 @@ TEST_LDFLAGS := -s -w -X main.version=v9 -X main.buildDate=2026-01-02T03:04:05Z
 
 # This Makefile again; make -n would run a line that names it otherwise.
 AGAIN := env MAKEFLAGS= $(MAKE) --no-print-directory
-# $(call TEST,lane,packages,flags). make lint vets, so that the tests need not.
+# $(call TEST,lane,packages,flags). make lint vets, so that the tests need not, and
+# programs without symbols are linked in half the time.
 # No test is repeated: one that fails now and then is a bug to fix. A package that
 # takes half an hour, at three times its time beside busy lanes, hangs.
-TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -timeout 60m $(3)
+TEST = go tool gotestsum --format pkgname --hide-summary=skipped --jsonfile bin/tests-$(1).json --packages="$(2)" -- -vet=off -ldflags=-s -timeout 60m $(3)
 # $(call TOOK,lane) begins the recipe of a lane, and notes how long it took, and
 # the user and system time of its processes.
 TOOK = trap 'times >bin/times-$(1); printf "lane: %6d s: %s, CPU %s\n" $$SECONDS $(1) "$$(tail -1 bin/times-$(1))" >bin/lane-$(1).txt' EXIT
 # What no list has.
-PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(GUESTS) $(MACHINES) | sort) | tr '\n' ' ')
+PURE = $$(comm -23 <(go list ./... | sort) <(go list $(RACE) $(MIXED) $(PROGRAMS) $(SERVERS) $(GUESTS) $(MACHINES) | sort) | tr '\n' ' ')
 
 modules: ## fetch the modules; a proxy that fails once is asked again
 	@for try in 1 2 3; do go mod download && (cd test/e2e/foreign/testdata/emulator && go mod download) && (cd test/e2e/programs/testdata/minecraft && go mod download) && exit 0; sleep $$((try*5)); done; exit 1
@@ -152,7 +155,7 @@ check: lint ## the inner loop: format, vet, staticcheck, pure tests and the type
 
 test: packages modules guest-kernel programs ## everything that must hold; installs what it needs
 	@rm -rf bin/tests-* bin/lane-* bin/times-* bin/records.txt bin/artifacts
-	@ok=0; $(AGAIN) -k -j5 test-compute test-programs test-browsers test-guests test-machines || ok=1; \
+	@ok=0; $(AGAIN) -k -j5 test-compute test-programs test-servers test-guests test-machines || ok=1; \
 		find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true; \
 		cat bin/lane-*; echo "make test: $$SECONDS s"; \
 		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/archtest >bin/records.txt || ok=1; \
@@ -160,8 +163,8 @@ test: packages modules guest-kernel programs ## everything that must hold; insta
 		exit $$ok
 
 # The five lanes run side by side: what computes gives way to what waits.
-test-compute test-programs test-browsers test-guests test-machines: export LULL_BIN_DIR := $(BIN_DIR)
-test-programs test-browsers test-guests test-machines test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
+test-compute test-programs test-servers test-guests test-machines: export LULL_BIN_DIR := $(BIN_DIR)
+test-programs test-servers test-guests test-machines test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
 
 test-compute:
 	@$(call TOOK,compute); ok=0; nice -n 10 $(AGAIN) lint build-darwin || ok=1; \
@@ -172,12 +175,14 @@ test-compute:
 		exit $$ok
 
 # Programs are not known to the cache of results: -count=1.
-test-programs test-browsers: export LULL_ARTIFACTS := $(CURDIR)/bin/artifacts
+test-programs test-servers: export LULL_ARTIFACTS := $(CURDIR)/bin/artifacts
 test-programs:
-	@$(call TOOK,programs); $(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -count=1 -skip '$(BOOTS)|$(BROWSERS)')
+	@$(call TOOK,programs); $(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -parallel 6 -count=1 -skip '$(BOOTS)|$(BROWSERS)')
 
-test-browsers:
-	@$(call TOOK,browsers); $(call TEST,browsers,./cmd/lull,-count=1 -run '$(BROWSERS)')
+test-servers:
+	@$(call TOOK,servers); ok=0; $(call TEST,browsers,./cmd/lull,-count=1 -run '$(BROWSERS)') || ok=1; \
+		$(call TEST,servers,$$(go list $(SERVERS) | tr '\n' ' '),-p 2 -parallel 6 -count=1) || ok=1; \
+		exit $$ok
 
 test-guests:
 	@$(call TOOK,guests); $(call TEST,guests,$$(go list $(GUESTS) | tr '\n' ' '),-p 1 -count=1)

@@ -87,6 +87,7 @@ func linksHold(t *testing.T, dir string) {
 // TestDebianPackage builds the package and checks what dpkg does with it in an empty
 // system: install, upgrade, remove and purge.
 func TestDebianPackage(t *testing.T) {
+	t.Parallel()
 	need(t, "dpkg-deb")
 	if os.Geteuid() != 0 {
 		t.Skip("dpkg --root needs root")

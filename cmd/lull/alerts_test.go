@@ -125,6 +125,7 @@ var quietNight = map[string]string{
 // TestAlertsFire runs the alert rules with promtool. It checks that each alert fires
 // when it should and not before, and that none fires in a quiet night.
 func TestAlertsFire(t *testing.T) {
+	t.Parallel()
 	tool := need(t, "promtool")
 	rules := alerts(t)
 	type series struct {

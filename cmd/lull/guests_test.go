@@ -33,6 +33,7 @@ import (
 // and runc; only the directory, image and ports are the test's. It checks that the
 // guests answer afterwards, and that every flag named by the page exists.
 func TestGuestsPage(t *testing.T) {
+	t.Parallel()
 	kernel := os.Getenv("LULL_GUEST_KERNEL")
 	if kernel == "" {
 		t.Skip("no guest kernel: make test fetches one")

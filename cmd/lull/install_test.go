@@ -33,6 +33,7 @@ func files(t *testing.T, dir string) map[string]fs.FileMode {
 // TestMakeInstall checks that make install writes the right files, that they work
 // where they are, and that make uninstall removes exactly these files.
 func TestMakeInstall(t *testing.T) {
+	t.Parallel()
 	bin, dest := t.TempDir(), t.TempDir()
 	errtest.None(t, programtest.Into(bin, "lull/cmd/lull", "lull/cmd/lull-agent"))
 	foreign := map[string]string{"/usr/bin/other": "", "/usr/share/man/man1/lullaby.1": "", "/etc/lull/agent.yaml": "mine"}

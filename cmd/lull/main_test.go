@@ -20,6 +20,7 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs scripts of commands as users type them, against real daemons.
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",

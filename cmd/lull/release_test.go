@@ -186,6 +186,7 @@ func TestReleaseVersion(t *testing.T) {
 // so that it runs here. It checks that help and manual pages list no verb that only
 // Linux has, and that such a verb says so.
 func TestPortableHelp(t *testing.T) {
+	t.Parallel()
 	lull := filepath.Join(t.TempDir(), "lull")
 	sh(t, "go", "build", "-trimpath", "-tags", "portable", "-ldflags", "-X main.version="+programtest.Version, "-o", lull, ".")
 	pages := t.TempDir()

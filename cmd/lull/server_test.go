@@ -34,6 +34,7 @@ func freePort(t interface{ Fatal(...any) }) string {
 // TestServerScripts runs scripts of the fleet's commands against a real server and
 // the simulated cloud, each in a process of its own.
 func TestServerScripts(t *testing.T) {
+	t.Parallel()
 	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	cmds := (&receivers{all: map[string]*listening{}, posts: map[string]*post{}}).commands()
 	maps.Copy(cmds, map[string]func(*testscript.TestScript, bool, []string){"code": exitCodeIs, "login": login, "until": until, "take": take, "secret": secret, "report": reportAs})

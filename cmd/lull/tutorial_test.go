@@ -18,6 +18,7 @@ import (
 // one shell and compares the output with the tutorial's. Nothing may be left behind,
 // and the tutorials may need little that a small Linux lacks.
 func TestTutorials(t *testing.T) {
+	t.Parallel()
 	need(t, "bash")
 	shim := programtest.Build(t, "lull/cmd/lull-shim")
 	for _, name := range []string{"adopt", "fleet", "host", "workspace"} {
@@ -107,6 +108,7 @@ func TestTutorialsAreRead(t *testing.T) {
 // TestPages runs the commands of pages that are not tutorials in a shell, in a
 // directory that has the programs which the pages take for the reader's own.
 func TestPages(t *testing.T) {
+	t.Parallel()
 	need(t, "python3")
 	need(t, "redis-server")
 	shim := programtest.Build(t, "lull/cmd/lull-shim")

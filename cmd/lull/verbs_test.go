@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -22,6 +23,7 @@ import (
 	"lull/internal/core/policy/when"
 	"lull/internal/lib/errtest"
 	"lull/internal/lib/httpx"
+	"lull/internal/lib/scaletest"
 	"lull/internal/protocol/control"
 )
 
@@ -332,16 +334,23 @@ func shellWords(line string) (out []string) {
 }
 
 // TestExitCodes checks that every verb exits with the code for the answer it gets,
-// prints the reason on standard error, and prints nothing on standard output.
+// prints the reason on standard error, and prints nothing on standard output. Each
+// verb gets three of the answers, drawn at random; make soak tries all of them.
 func TestExitCodes(t *testing.T) {
-	for status, want := range map[int]int{404: term.ExitNotFound, 409: term.ExitRefused, 403: term.ExitRefused, 412: term.ExitRefused, 400: term.ExitUsage, 422: term.ExitUsage, 413: term.ExitUsage, 401: term.ExitFailed, 500: term.ExitFailed, 503: term.ExitFailed} {
-		env := fake(t, func(w http.ResponseWriter, r *http.Request) {
+	codes := map[int]int{404: term.ExitNotFound, 409: term.ExitRefused, 403: term.ExitRefused, 412: term.ExitRefused, 400: term.ExitUsage, 422: term.ExitUsage, 413: term.ExitUsage, 401: term.ExitFailed, 500: term.ExitFailed, 503: term.ExitFailed}
+	statuses, envs := slices.Sorted(maps.Keys(codes)), map[int]map[string]string{}
+	for _, status := range statuses {
+		envs[status] = fake(t, func(w http.ResponseWriter, r *http.Request) {
 			httpx.WriteProblem(w, httpx.NewProblem(status, "some_code", "cannot do it: a reason"))
 		})
-		for verb := range asking {
+	}
+	random, draws := scaletest.Random(t), min(scaletest.N(t, 3), len(statuses))
+	for _, verb := range slices.Sorted(maps.Keys(asking)) {
+		for _, n := range random.Perm(len(statuses))[:draws] {
+			status := statuses[n]
 			for _, json := range []string{"--json", "--output=text"} {
-				if out, errs, code := lullWith(env, words(t, verb, json)...); code != want || out != "" || !strings.HasPrefix(errs, "lull: cannot do it: a reason") {
-					t.Errorf("%s %s at %d ended with %d, want %d: %q %q", verb, json, status, code, want, out, errs)
+				if out, errs, code := lullWith(envs[status], words(t, verb, json)...); code != codes[status] || out != "" || !strings.HasPrefix(errs, "lull: cannot do it: a reason") {
+					t.Errorf("%s %s at %d ended with %d, want %d: %q %q", verb, json, status, code, codes[status], out, errs)
 				}
 			}
 		}
@@ -386,6 +395,7 @@ func TestUsage(t *testing.T) {
 
 // TestListingsAreArrays checks that an empty listing is an empty JSON array.
 func TestListingsAreArrays(t *testing.T) {
+	t.Parallel()
 	env := fake(t, func(w http.ResponseWriter, r *http.Request) {
 		list := "[]"
 		switch {

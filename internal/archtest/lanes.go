@@ -10,7 +10,7 @@ import (
 
 // lanes are the variables of the Makefile that place packages in a lane of make
 // test. Packages in none of them are pure: their tests start no program.
-var lanes = []string{"RACE", "MIXED", "PROGRAMS", "GUESTS", "MACHINES"}
+var lanes = []string{"RACE", "MIXED", "PROGRAMS", "SERVERS", "GUESTS", "MACHINES"}
 
 // checked are the lanes of make check beside the pure one. It runs them with
 // -short, which leaves tests that start programs out.
@@ -54,7 +54,7 @@ func Lanes(t *Tree, makefile string) []Fault {
 			switch {
 			case !f.Test || !t.starts(f, map[string]bool{}):
 			case lane[dir] == "":
-				faults = append(faults, Fault{f.Path, "the tests start programs: put the package in MIXED, PROGRAMS, GUESTS or MACHINES of the Makefile"})
+				faults = append(faults, Fault{f.Path, "the tests start programs: put the package in MIXED, PROGRAMS, SERVERS, GUESTS or MACHINES of the Makefile"})
 			case !asksShort(f):
 				faults = append(faults, Fault{f.Path, "make check starts no program: skip the tests that do if testing.Short()"})
 			}

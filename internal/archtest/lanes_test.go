@@ -20,7 +20,7 @@ func TestLanes(t *testing.T) {
 }
 
 func TestLanesBite(t *testing.T) {
-	const lists = "RACE := ./internal/a/...\nMIXED := ./internal/b\nPROGRAMS := ./internal/c \\\n\t./internal/d\nGUESTS :=\nMACHINES :=\n"
+	const lists = "RACE := ./internal/a/...\nMIXED := ./internal/b\nPROGRAMS := ./internal/c \\\n\t./internal/d\nSERVERS :=\nGUESTS :=\nMACHINES :=\n"
 	const exec = `package x; import _ "os/exec"`
 	whole := map[string]string{"internal/a/a.go": "package a", "internal/b/b.go": "package b", "internal/c/c.go": "package c", "internal/d/d.go": "package d"}
 	for _, tc := range []struct {
