@@ -14,6 +14,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/lib/errtest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -64,12 +65,11 @@ func (k dock) answers(at string) {
 	})
 }
 
-// pause makes lull pause a container.
+// pause makes lull pause a container. A connection that its client has closed and
+// the program has not prevents that for a moment.
 func (k dock) pause(name string) {
 	k.d.T.Helper()
-	if err := k.d.Force(name); err != nil {
-		k.d.T.Fatal(err)
-	}
+	waittest.NoError(k.d.T, "pause "+name, func() error { return k.d.Force(name) })
 	k.d.Await(name, "paused")
 	if got := k.status(name); got != "paused" {
 		k.d.T.Fatalf("docker says that %s is %q", name, got)

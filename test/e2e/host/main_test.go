@@ -13,6 +13,7 @@ import (
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
 	"lull/internal/lib/httpx"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -47,12 +48,11 @@ func web(t *testing.T, name string, relay bool, args ...string) (s instance.Spec
 	return s, listen
 }
 
-// force pauses an instance, even in use.
+// force pauses an instance, even in use. A connection that its client has closed
+// and the program has not prevents that for a moment.
 func force(d *daemontest.Host, name string) {
 	d.T.Helper()
-	if err := d.Force(name); err != nil {
-		d.T.Fatalf("cannot pause %s by force: %v", name, err)
-	}
+	waittest.NoError(d.T, "pause "+name+" by force", func() error { return d.Force(name) })
 }
 
 // hold takes a lease.
