@@ -159,7 +159,9 @@ func (i *inst) checkAsleep() {
 }
 
 func (i *inst) stopNow() {
-	if err := i.stop(i.h.ctx, stopAfter, fmt.Sprintf("paused for %s", idle.Human(i.stopAfter()))); err != nil {
+	err := i.stop(i.h.ctx, stopAfter, fmt.Sprintf("paused for %s", idle.Human(i.stopAfter())))
+	var published *staysPausedError
+	if err != nil && !errors.As(err, &published) {
 		i.h.log.Info("not stopped", "instance", i.name(), "reason", err)
 	}
 }

@@ -69,10 +69,14 @@ func (i *inst) staysPaused(err error, again time.Duration) error {
 	if news {
 		i.update(func(r *instance.Record) { r.StatusReason = why })
 		i.emit("stop_cancelled", stopAfter, err.Error())
+		i.h.log.Info("not stopped", "instance", i.name(), "reason", err)
 	}
 	i.h.due.Set(i.due, i.h.Now().Add(again))
-	return err
+	return &staysPausedError{err}
 }
+
+// staysPausedError is why a paused instance was not stopped, which has been published.
+type staysPausedError struct{ error }
 
 // wakes reports whether another instance, a dependent or a member of i's group,
 // wakes i.
