@@ -192,8 +192,8 @@ var (
 	ErrStartAgain = errors.New("the supervisor was replaced while the program began")
 )
 
-// WithinGroup is the prefix of the reason for a wake that was caused by another
-// member of the same group that has been asked to exit, or has exited.
+// WithinGroup is the prefix of the reason for a wake by another member of the
+// same group that was asked to exit or has exited.
 const WithinGroup = "from its own group: "
 
 // ErrNoPorts means that the instance publishes no port by which a client could

@@ -33,7 +33,7 @@ func schedule(t testing.TB, zone string, windows ...string) policy.Schedule {
 }
 
 // TestBoundaries checks the boundaries of schedules after a moment, and that each
-// of them opens or closes. The first one's leading - has no meaning.
+// of them opens or closes the schedule. A - before the first one is ignored.
 func TestBoundaries(t *testing.T) {
 	for _, c := range []struct {
 		name, zone string

@@ -1,5 +1,5 @@
-// Package pagetest follows the pages of docs as a reader would: it runs their
-// commands and compares what they print with what the page shows.
+// Package pagetest tests pages of docs as a reader uses them: it runs their
+// commands and compares the output with what the page shows.
 package pagetest
 
 import (
@@ -85,9 +85,9 @@ func Steps(doc string) ([]Step, error) {
 	return out, nil
 }
 
-// as returns a pattern for a shown output. In it, … within a line stands for any
-// text, a line of … alone for any number of lines, and spaces for any number of
-// spaces.
+// as returns the pattern for an output as shown on a page. An … within a line
+// matches any text, a line with only … matches any number of lines, and spaces
+// between columns match any number of spaces.
 func as(shown string) *regexp.Regexp {
 	var b strings.Builder
 	b.WriteString(`^`)
@@ -112,9 +112,10 @@ func as(shown string) *regexp.Regexp {
 	return regexp.MustCompile(b.String() + `$`)
 }
 
-// Follow runs the commands in one shell, with the environment env and in the new
-// directory dir/work. It returns where the output differs from what is shown. in is a
-// command that runs the shell elsewhere; if empty, the shell runs here.
+// Follow runs the commands in one shell, in the new directory work below dir and
+// with the environment env, and compares the output of each with what the page
+// shows. in is a command that runs the shell, such as nsenter; without it the
+// shell runs directly.
 func Follow(ctx context.Context, all []Step, dir string, env []string, in ...string) (faults []error) {
 	var script strings.Builder
 	script.WriteString("set -e\n")
@@ -184,8 +185,8 @@ func Follow(ctx context.Context, all []Step, dir string, env []string, in ...str
 	return faults
 }
 
-// Section returns the part of a page below a heading of the second level, up to the
-// next one; empty if there is no such heading.
+// Section returns the part of a page below a second-level heading, up to the next
+// one. It returns "" if there is no such heading.
 func Section(doc, heading string) string {
 	_, section, _ := strings.Cut(doc, "\n## "+heading+"\n")
 	section, _, _ = strings.Cut(section, "\n## ")

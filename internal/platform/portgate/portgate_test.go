@@ -28,7 +28,8 @@ func inside(t *testing.T) func(func()) {
 	if os.Geteuid() != 0 {
 		t.Skip("a network namespace needs root")
 	}
-	// The guest in which package microvm runs these tests has this list.
+	// Package microvm runs these tests in a guest, where this lists the kernel
+	// modules to load.
 	for _, name := range filepath.SplitList(os.Getenv("LULL_PORTGATE_MODULES")) {
 		f, err := os.Open(name)
 		if err != nil {

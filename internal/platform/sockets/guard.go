@@ -41,7 +41,7 @@ func (k Kind) events() (uint32, bool) {
 	return 0, false
 }
 
-// The beginnings of reasons.
+// Prefixes of the reasons for a wake.
 const (
 	connectionWaiting = "connection waiting on " // of a listener
 	dataWaiting       = "data on "
@@ -49,8 +49,8 @@ const (
 	broken            = "error on "
 )
 
-// Ended reports whether the reason of a wake is that a connection was closed or broke,
-// so that nobody waits for an answer.
+// Ended reports whether the reason of a wake is that a connection was closed or
+// broke, so that no client is waiting for an answer.
 func Ended(reason string) bool {
 	return strings.HasPrefix(reason, closed) || strings.HasPrefix(reason, broken)
 }
@@ -96,14 +96,14 @@ type watched struct {
 	fired bool
 }
 
-// because describes events of the socket.
+// because returns the reason for a wake by events on the socket.
 func (s *watched) because(events uint32) string {
 	switch reason := s.kind.reason(events); reason {
 	case "":
 		return "event on " + s.name // a needless wake is harmless, a missed one is not
 	case connectionWaiting:
 		return s.text
-	case closed: // after a request that it may wait for, if something is unread
+	case closed: // unless unread data, perhaps a request, came before the close
 		if n, err := unix.IoctlGetInt(int(s.fd), unix.TIOCINQ); err == nil && n > 0 {
 			reason = dataWaiting
 		}

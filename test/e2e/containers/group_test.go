@@ -72,8 +72,8 @@ func TestDockerGroup(t *testing.T) {
 	k.Must("rm", "-f", "other")
 	both("paused")
 
-	// A member is stopped, which closes its connection to another one: that wakes, the
-	// third one does not.
+	// Stopping a member closes its connection to another one. That wakes the
+	// other one, but not the third.
 	run("shop-cache-1", serve, ofProject("shop", "cache", "")...)
 	both("paused")
 	cache := k.d.Await("shop-cache-1", "paused")

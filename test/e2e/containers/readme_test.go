@@ -105,7 +105,7 @@ func paste(t *testing.T, commands string) {
 	})
 }
 
-// shim returns the PID of the shim with a directory, 0 if there is none.
+// shim returns the PID of the shim whose directory is dir; 0 if there is none.
 func shim(dir string) int {
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range all {

@@ -136,12 +136,14 @@ func TestStoppedContainer(t *testing.T) {
 	k.refused(at)
 }
 
-// TestStopIsTakenOver: a daemon that is killed in the middle of a stop, and the next one,
-// which completes it, let no client reach what is about to exit.
+// TestStopIsTakenOver kills the daemon in the middle of a stop, which the next
+// daemon completes. No client that comes in between may reach the program that is
+// about to exit.
 func TestStopIsTakenOver(t *testing.T) {
 	k := newDock(t)
 	at := daemontest.Addr(t)
-	// It serves nothing once it was asked to exit, and exits when it is told to.
+	// The program stops serving when it is asked to exit, and exits once the file
+	// /end exists.
 	const program = `trap 'kill $!; while [ ! -e /end ]; do sleep 0.05; done; rm /end; exit' TERM; guest serve -listen 0.0.0.0:8080 & wait; wait`
 	k.Must("run", "-d", "--name", "web", "--label", "lull.pause-after=0", "--label", "lull.stop-after=300ms", "-p", at+":8080", "box:1", "sh", "-c", program)
 	k.known("web")
@@ -153,12 +155,12 @@ func TestStopIsTakenOver(t *testing.T) {
 				t.Fatal(err)
 			}
 		} else {
-			go func() { _, _ = k.d.Do(context.WithoutCancel(t.Context()), "web", "restart", nil) }() // its daemon is killed
+			go func() { _, _ = k.d.Do(context.WithoutCancel(t.Context()), "web", "restart", nil) }() // fails, because the daemon is killed
 		}
 		k.d.Await("web", "stopping")
 		daemontest.Wait(t, "its server has ended", func() (bool, string) {
 			out := k.Say("top", "web")
-			return strings.Count(out, "guest serve") == 1, out // in the shell's arguments
+			return strings.Count(out, "guest serve") == 1, out // only in the shell's own arguments
 		})
 		k.d.Kill()
 		k.d.Boot()
@@ -176,15 +178,16 @@ func TestStopIsTakenOver(t *testing.T) {
 	}
 }
 
-// opening matches, in /proc/net/tcp, a connection to an address that is being opened.
+// opening matches a connection to an address in state SYN_SENT in /proc/net/tcp.
 func opening(at string) *regexp.Regexp {
 	a := netip.MustParseAddrPort(at)
 	b := a.Addr().As4()
 	return regexp.MustCompile(fmt.Sprintf(` %02X%02X%02X%02X:%04X 02 `, b[3], b[2], b[1], b[0], a.Port()))
 }
 
-// TestStoppedContainersAreTakenOver: while daemons change, no port of several stopped
-// containers is without rules, at whichever of them the next daemon begins.
+// TestStoppedContainersAreTakenOver checks that, while one daemon takes over from
+// another, no port of several stopped containers refuses a client, in whatever
+// order the next daemon takes the containers over.
 func TestStoppedContainersAreTakenOver(t *testing.T) {
 	k := newDock(t)
 	at := map[string]netip.AddrPort{}
@@ -216,8 +219,9 @@ func TestStoppedContainersAreTakenOver(t *testing.T) {
 	wg.Wait()
 }
 
-// knock opens a connection and gives up at once if it is not made. It returns whether it
-// was, and an error if it is refused.
+// knock begins a connection and abandons it at once if it is not established.
+// made reports whether it was established. The error is that of a refused
+// connection.
 func knock(to netip.AddrPort) (made bool, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

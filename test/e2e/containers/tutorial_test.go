@@ -16,8 +16,8 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestTutorial follows what the tutorial about adopting says of containers. Its images
-// are programs that need no registry.
+// TestTutorial runs the commands for containers in the tutorial about adopting.
+// Programs that need no registry take the place of its images.
 func TestTutorial(t *testing.T) {
 	_, err := exec.LookPath("docker-compose")
 	daemontest.Need(t, err, "docker-compose")
@@ -34,7 +34,7 @@ func TestTutorial(t *testing.T) {
 		"image: redis\n", "image: box:1\n    command: [guest, serve, -listen, \"0.0.0.0:6379\"]\n    stop_signal: SIGKILL\n").Replace(doc)
 	all, err := pagetest.Steps(doc)
 	errtest.None(t, err)
-	dir, err := os.MkdirTemp("", "lt") // short, because of the sockets in it
+	dir, err := os.MkdirTemp("", "lt") // short, because socket paths in it are limited
 	errtest.None(t, err)
 	t.Cleanup(func() {
 		waittest.Until(t, "the host's shim ends", func() bool {

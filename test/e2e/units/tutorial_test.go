@@ -10,7 +10,7 @@ import (
 	"lull/internal/lib/waittest"
 )
 
-// TestTutorial follows what the tutorial about adopting says of units.
+// TestTutorial runs the commands for units in the tutorial about adopting.
 func TestTutorial(t *testing.T) {
 	b, err := os.ReadFile("../../../docs/tutorial-adopt.md")
 	errtest.None(t, err)
