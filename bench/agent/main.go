@@ -176,7 +176,7 @@ func reading() string {
 }
 
 func contenders(dir string, every time.Duration) []contender {
-	self, _ := os.Executable() // if it fails, "" makes the caller's command fail
+	self, _ := os.Executable() // on an error, the start of the command below fails
 	out := []contender{{name: "lull agent", cmd: exec.Command(self, "-child", dir, "-every", every.String())}}
 	out = append(out, exporter())
 	conf := filepath.Join(dir, "collectd.conf")

@@ -18,7 +18,7 @@ const maintainEvery = time.Minute
 // Run maintains the store until ctx ends, and returns ctx's error. It drops
 // history beyond the configured revisions. When the store is full it compacts,
 // defragments and clears the alarm. A step that fails is logged and retried. For
-// a cluster without ExternalConfig.Maintain it does nothing.
+// a cluster without ExternalConfig.Maintain it only waits for ctx to end.
 func (s *Store) Run(ctx context.Context) error {
 	ticker := time.NewTicker(maintainEvery)
 	defer ticker.Stop()

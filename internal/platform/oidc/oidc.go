@@ -257,8 +257,9 @@ func (p *Provider) oauth(ctx context.Context, redirect string) (oauth2.Config, e
 		Scopes: []string{oidc.ScopeOpenID, "profile", "email", oidc.ScopeOfflineAccess}}, nil
 }
 
-// Flow is one authorization code flow with PKCE. The caller must keep its
-// secrets, which are never sent to the browser.
+// Flow is one authorization code flow with PKCE. The caller that began it keeps
+// it until Exchange. State and Nonce are sent to the issuer with the user's
+// browser; Verifier must be kept secret.
 type Flow struct {
 	State    string `json:"state"`
 	Nonce    string `json:"nonce"`

@@ -69,8 +69,8 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// touchSources reads every source file, so that go test reruns the tests when one
-// has changed. It does not know that the program is built from them.
+// touchSources stats every source file, so that go test reruns the tests when one
+// has changed. go test does not know that the program is built from them.
 func touchSources() error {
 	return filepath.WalkDir("../../..", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && len(d.Name()) > 2 {

@@ -81,8 +81,8 @@ func (g *cloudGate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.instance = ""
 	}
 	g.mu.Unlock()
-	// The context is replaced, because the call must continue even if its sender
-	// is gone: it is already on its way.
+	// A call that is held back continues even if its sender is gone, because it
+	// is already on its way.
 	out := r.Clone(r.Context())
 	if held {
 		out = r.Clone(context.WithoutCancel(r.Context()))
@@ -222,10 +222,9 @@ func TestServersOnACluster(t *testing.T) {
 	t.Logf("%d workers", len(l))
 }
 
-// lateStop suspends a server between its decision to stop a worker and the call.
-// The other servers take over and a user cancels the stop. Then the call
-// continues: the stop happens late, must be recorded as late, and must be
-// repaired.
+// lateStop holds back a server's call to stop a worker, and suspends that server.
+// The other servers take over, and a user resumes the worker. Then the call goes
+// through: the stop happens late, must be recorded as late, and must be repaired.
 func (c *cluster) lateStop(rng *rand.Rand, round int) {
 	t := c.t
 	t.Helper()

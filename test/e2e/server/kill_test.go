@@ -31,15 +31,15 @@ func TestServerSurvivesKills(t *testing.T) {
 	for round := range n {
 		p.start()
 		r.template()
-		// In the first third only workers are created; after that there are other
-		// requests too.
+		// All workers are requested within the first third of the rounds;
+		// operations on them continue.
 		until := min(stormSize, stormSize*3*(round+1)/n)
 		var names []string
 		for ; made < until; made++ {
 			names = append(names, fmt.Sprintf("w-%d", made))
 		}
-		// About half of the servers are killed before they may act, or soon
-		// after.
+		// Half of the rounds last at most 3 s: the server is killed before it may
+		// act, or soon after.
 		live := time.Duration(rng.Int64N(int64(3 * time.Second)))
 		if rng.IntN(2) == 0 {
 			live = time.Duration(rng.Int64N(int64(8 * time.Second)))

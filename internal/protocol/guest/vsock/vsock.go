@@ -201,8 +201,8 @@ func connected(ctx context.Context, c *os.File) error {
 	return errors.Join(werr, err)
 }
 
-// met runs steps, which exchange the halves of the key, and closes c if one fails
-// or ctx ends.
+// met runs steps, which exchange the halves of the key, within helloLimit. If ctx
+// ends first, it returns the context's cause. The caller closes c after an error.
 func met(ctx context.Context, c *os.File, steps ...func(io.ReadWriter) error) error {
 	if err := c.SetDeadline(time.Now().Add(helloLimit)); err != nil {
 		return err
