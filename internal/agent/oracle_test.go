@@ -20,19 +20,18 @@ import (
 	"lull/internal/sim/truth"
 )
 
-// kinds are the kinds of use of a machine.
+// The kinds of use of a machine.
 const (
-	kindLoad     = iota // its processors
-	kindDisk            // its disk
-	kindKeys            // a user types
-	kindOutput          // a program prints to a terminal
+	kindLoad     = iota // CPU load
+	kindDisk            // disk traffic
+	kindKeys            // key presses of a user
+	kindOutput          // output of a program to a terminal
 	kindSessions        // a user is logged in
 	kinds
 )
 
-// machine is a machine whose use was drawn before the agent runs. The agent
-// reads its files with the real probes. The use itself is never derived from a
-// reading.
+// machine is a simulated machine whose use is drawn before the agent runs. The agent
+// reads its files with the real probes. The use is never derived from a reading.
 type machine struct {
 	*world
 	root  string
@@ -42,23 +41,23 @@ type machine struct {
 	use  [kinds]truth.Use
 	boot struct {
 		at    time.Time     // of the bubble
-		slept time.Duration // until then
+		slept time.Duration // how long the machine had been suspended in total by then
 	}
 	hangs bool        // the probe of the sessions does not answer
-	lulls []time.Time // when the agent wrote to the terminal, of the bubble
+	lulls []time.Time // when the agent wrote to the terminal, in the bubble's time
 
 	input, output stamp // of the terminal
 
-	cpu, sectors float64   // cumulative work until at
+	cpu, sectors float64   // total work up to at
 	at           time.Time // of the bubble
 }
 
 const machineCPUs = 4
 
-// wall converts a time of the bubble to the machine's clock.
+// wall converts a time of the bubble to the machine's wall clock.
 func (m *machine) wall(t time.Time) time.Time { return t.Add(m.slept + m.skew) }
 
-// clocks returns the clocks of the present boot.
+// clocks returns the machine's clocks, as of the current boot.
 func (m *machine) clocks() wall.Reading {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,11 +65,11 @@ func (m *machine) clocks() wall.Reading {
 	return wall.Reading{Boot: mono + m.slept - m.boot.slept, Mono: mono, Wall: m.wall(time.Now()).Round(0)}
 }
 
-// write updates the machine's files to now. It is called with the lock held.
+// write updates the machine's files to now. m.mu must be held.
 func (m *machine) write(now time.Time) error {
 	span := now.Sub(m.at).Seconds()
 	m.cpu += m.use[kindLoad].Share(m.at, now) * span
-	m.sectors += m.use[kindDisk].Share(m.at, now) * span * 2048 // 1 MiB per second
+	m.sectors += m.use[kindDisk].Share(m.at, now) * span * 2048 // 1 MiB per second of use
 	m.at = now
 	busy, total := int64(m.cpu*100), int64(now.Sub(m.began).Seconds()*100)
 	stat := fmt.Sprintf("cpu  %d 0 0 %d 0 0 0 0 0 0\n", busy*machineCPUs, (total-busy)*machineCPUs)
@@ -96,7 +95,8 @@ func (m *machine) write(now time.Time) error {
 	return os.Chtimes(filepath.Join(m.root, "dev/pts/0"), m.input.of(m, input), m.output.of(m, output))
 }
 
-// stamp is a time of a file. It follows the clock as it was when it was set.
+// stamp is a file's time: at in the bubble, and wall by the machine's clock when the
+// file was written.
 type stamp struct{ at, wall time.Time }
 
 func (s *stamp) of(m *machine, at time.Time) time.Time {
@@ -127,7 +127,7 @@ func (m *machine) Read(now time.Time, l proc.Limits, into []idle.Reading) []idle
 // Reset implements Cheap.
 func (m *machine) Reset() { m.real.Reset() }
 
-// someone is the signal of the machine's sessions.
+// someone is the Slow signal about the machine's sessions.
 type someone struct{ m *machine }
 
 func (someone) Signal() string     { return proc.SignalUsers }
@@ -137,7 +137,7 @@ func (s someone) Read(ctx context.Context, now time.Time, _ Config) idle.Reading
 	s.m.with(func() { hangs = s.m.hangs })
 	if hangs {
 		<-ctx.Done()
-		time.Sleep(time.Second) // it does not heed its deadline
+		time.Sleep(time.Second) // it ignores its deadline
 		return idle.NotKnown(proc.SignalUsers, now, "no answer")
 	}
 	s.m.mu.Lock()
@@ -155,7 +155,8 @@ func (s someone) Read(ctx context.Context, now time.Time, _ Config) idle.Reading
 	return r
 }
 
-// wrote notes a write of the agent to the terminal, as its files have it.
+// wrote records a write of the agent to the terminal, with the time that the kernel
+// gives it.
 func (m *machine) wrote() {
 	m.with(func() {
 		m.own.Note(m.wall(time.Now()))
@@ -163,7 +164,7 @@ func (m *machine) wrote() {
 	})
 }
 
-// Withdraw records its writes as Warn does.
+// Withdraw records the agent's writes to the terminal, as Warn does.
 func (m *machine) Withdraw(ctx context.Context, x Withdrawal) error {
 	err := m.world.Withdraw(ctx, x)
 	if x.Warning.Action != "" {
@@ -172,29 +173,30 @@ func (m *machine) Withdraw(ctx context.Context, x Withdrawal) error {
 	return err
 }
 
-// long returns the spans of u that last at least d.
+// long returns the spans of u that are at least d long.
 func long(u truth.Use, d time.Duration) truth.Use {
 	return truth.Of(slices.DeleteFunc(u.Spans(), func(s truth.Span) bool { return s.To.Sub(s.From) < d })...)
 }
 
-// setting is a setting that changes. What is acted on within a while of a
-// change may follow its earlier value.
+// setting is a setting that changes during the test. For a while after a change, an
+// action may still follow the earlier value.
 type setting struct {
 	now, before time.Duration
 	changed     time.Time
 }
 
-// rereads is how long before its call an action has read the tags again.
+// rereads is the maximum time between an action's last reading of the tags and its
+// call.
 const rereads = 15 * time.Second
 
-// slowest is the longest duration of an action: its hook, and a check interval
-// after it. The required length of its warning is fixed before it begins.
+// slowest is the longest duration of an action: its hook and a check interval after
+// the hook. The required warning time is fixed when the action begins.
 const slowest = 2*time.Minute + 5*time.Minute
 
 func (s *setting) set(d time.Duration) { s.before, s.now, s.changed = s.now, d, time.Now() }
 
-// least returns the shortest value that an action at the present may follow,
-// which has read the setting at most span ago.
+// least returns the shortest value that an action may follow now, if it read the
+// setting at most span ago.
 func (s *setting) least(span time.Duration) time.Duration {
 	if time.Since(s.changed) <= span {
 		return min(s.now, s.before)
@@ -202,8 +204,8 @@ func (s *setting) least(span time.Duration) time.Duration {
 	return s.now
 }
 
-// day is one machine and its history. All its times are of the bubble, but for
-// the deadline.
+// day is one simulated machine and its history. All times are the bubble's, except
+// for the deadline.
 type day struct {
 	*machine
 	t     *testing.T
@@ -216,22 +218,22 @@ type day struct {
 	timeout, warnBefore setting
 	interval, grace     time.Duration
 
-	up        time.Time // when it booted or resumed last
-	snoozed   time.Time // by a user
+	up        time.Time // when it last booted or resumed
+	snoozed   time.Time // end of a user's snooze
 	leased    time.Time
-	completed time.Time // zero: not
-	deadline  time.Time // of the machine's clock; zero: none
+	completed time.Time // when the work was completed; zero if it is not
+	deadline  time.Time // by the machine's clock; zero if there is none
 	passed    time.Time // when it was first seen to have passed
 	warnedAt  map[string]time.Time
-	answered  int       // warnings to which users have reacted
-	untagged  time.Time // the tags cannot be read until then
-	disturbed time.Time // until then something is wrong or new
-	storm     time.Time // its clock is set again and again until then
-	skewed    time.Time // when its clock was set last
+	answered  int       // number of warnings that users have answered
+	untagged  time.Time // until then, the tags cannot be read
+	disturbed time.Time // until then, a fault or a change may delay a stop
+	storm     time.Time // until then, the clock is set again and again
+	skewed    time.Time // when the clock was last set
 	mends     map[time.Time]func()
 
-	hooked []truth.Span   // periods in which a hook ran, whose work the rates cannot tell from use
-	judged map[string]int // calls that were checked, by their reasons
+	hooked []truth.Span   // periods in which a hook ran; the rates cannot tell its work from use
+	judged map[string]int // number of calls that were checked, by reason
 }
 
 // Warn records when each warning was sent.
@@ -242,7 +244,7 @@ func (d *day) Warn(ctx context.Context, x Warning) error {
 	return err
 }
 
-// checkedCloud checks every call against the truth.
+// checkedCloud is a Cloud that checks every call against the truth.
 type checkedCloud struct {
 	fakeCloud
 	d *day
@@ -253,7 +255,7 @@ func (c checkedCloud) Stop(ctx context.Context, hibernate bool) (string, error) 
 	return c.fakeCloud.Stop(ctx, hibernate)
 }
 
-// judge fails if a stop was not allowed.
+// judge fails the test if the stop that is being sent is not allowed.
 func (d *day) judge() {
 	reason := mustStatus(d.t, d.agent).Last.Reason
 	now := time.Now()
@@ -291,11 +293,10 @@ func (d *day) judge() {
 	}
 }
 
-// idle fails if the machine was in use within its timeout. The documented
-// limits of the rates are allowed: work below their thresholds over a check
-// interval (a twentieth of it at full load), and use that began after the final
-// check read its last window, which is at least 10 s long and 5 s old. The lock
-// is held.
+// idle fails if the machine was in use within its timeout. Two limits of the rates
+// are allowed for: work below their thresholds over a check interval (full load for a
+// twentieth of it), and use that began after the last window of the final check,
+// which is at least 10 s long and ends at most 5 s before. d.mu must be held.
 func (d *day) idle(now time.Time, fail func(string, ...any)) {
 	timeout := d.timeout.least(rereads)
 	rough := d.interval/16 + time.Second
@@ -309,7 +310,7 @@ func (d *day) idle(now time.Time, fail func(string, ...any)) {
 		case kindDisk:
 			u = d.unhooked(u)
 			least, blind = timeout-rough, 15*time.Second+d.interval/8
-		case kindOutput: // the kernel dates it like lull's own writes, or they hide it
+		case kindOutput: // the kernel dates it like lull's own writes, or those hide it
 			u = truth.Of(slices.DeleteFunc(u.Spans(), func(s truth.Span) bool {
 				return slices.ContainsFunc(d.lulls, func(w time.Time) bool {
 					return s.To.After(w.Add(-probeLimit-time.Second)) && s.To.Before(w.Add(proc.OwnWriteSpan+2*time.Second))
@@ -325,7 +326,8 @@ func (d *day) idle(now time.Time, fail func(string, ...any)) {
 	}
 }
 
-// unhooked returns u without the periods that a hook hides. The lock is held.
+// unhooked returns u without the periods in which a hook hides use. d.mu must be
+// held.
 func (d *day) unhooked(u truth.Use) truth.Use {
 	return truth.Of(slices.DeleteFunc(u.Spans(), func(s truth.Span) bool {
 		return slices.ContainsFunc(d.hooked, func(h truth.Span) bool {
@@ -334,7 +336,7 @@ func (d *day) unhooked(u truth.Use) truth.Use {
 	})...)
 }
 
-// start begins an agent.
+// start starts an agent.
 func (d *day) start() {
 	d.real = proc.NewMachine(proc.MachineConfig{Root: d.root, Own: d.own})
 	d.tune = func(o *Options) {
@@ -347,7 +349,7 @@ func (d *day) start() {
 	ended := d.ended
 	go func() {
 		defer close(ended)
-		_ = agent.Run(ctx) // its result does not matter here
+		_ = agent.Run(ctx) // the result does not matter
 	}()
 	<-agent.Ready()
 	d.disturb(d.interval)
@@ -359,7 +361,7 @@ func (d *day) down() {
 	d.real.Close()
 }
 
-// reboot boots a machine that was stopped.
+// reboot boots the machine after it was stopped.
 func (d *day) reboot() {
 	d.down()
 	d.boots++
@@ -367,7 +369,7 @@ func (d *day) reboot() {
 		d.stopped, d.bootID = false, fmt.Sprintf("boot-%d", d.boots+1)
 		d.boot.at, d.boot.slept, d.up = time.Now(), d.slept, time.Now()
 		d.snoozed, d.leased, d.completed = time.Time{}, time.Time{}, time.Time{}
-		if !d.tagless() { // otherwise the deadline that is remembered applies
+		if !d.tagless() { // without a source of tags, the last known deadline applies
 			d.deadline = time.Time{}
 			delete(d.tags, "lull:ttl-deadline")
 		}
@@ -377,15 +379,15 @@ func (d *day) reboot() {
 	d.disturb(d.grace)
 }
 
-// disturb notes that for some time, and from now on, it may take longer until
-// an idle machine is stopped.
+// disturb notes that for span from now, an idle machine may be stopped later than
+// usual.
 func (d *day) disturb(span time.Duration) {
 	if at := time.Now().Add(span); at.After(d.disturbed) {
 		d.disturbed = at
 	}
 }
 
-// breaks does something to the machine now, and undoes it after a while.
+// breaks calls do now, and undo after span.
 func (d *day) breaks(span time.Duration, do, undo func()) {
 	d.with(do)
 	d.mends[time.Now().Add(span)] = undo
@@ -396,7 +398,7 @@ func (d *day) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(d.rng.Int64N(int64(most-least)))
 }
 
-// set changes the tags.
+// set changes a setting in the tags.
 func (d *day) set(name string, s *setting, to time.Duration) {
 	d.with(func() {
 		d.tags["lull:"+name] = to.String()
@@ -422,19 +424,19 @@ func (d *day) happen() {
 		d.restart()
 	case 5:
 		d.sleep(d.between(time.Minute, 5*time.Hour))
-	case 6: // its clock is set
+	case 6: // the clock is set
 		d.step(5 * time.Minute)
 		d.disturb(0)
-	case 7, 8: // a signal is unreadable for a while
+	case 7, 8: // a signal cannot be read for a while
 		s := []string{proc.SignalCPU, proc.SignalDisk, proc.SignalTerminals, proc.SignalUsers}[d.rng.IntN(4)]
 		d.breaks(d.between(5*time.Minute, time.Hour), func() { d.broken[s] = true }, func() { d.broken[s] = false })
 	case 9:
 		d.snooze(d.between(time.Minute, 40*time.Minute))
-	case 10: // the tags are unreadable, and the agent may not remember them
+	case 10: // the tags cannot be read, and a new agent may not remember them
 		if d.tagless() {
 			return
 		}
-		if _, err := d.agent.Reload(d.t.Context()); err != nil { // it does not read the file again by itself
+		if _, err := d.agent.Reload(d.t.Context()); err != nil { // the agent does not reread the file by itself
 			d.t.Error(err)
 		}
 		d.untagged = time.Now().Add(d.between(0, 90*time.Minute))
@@ -449,7 +451,7 @@ func (d *day) happen() {
 		}
 	case 12, 16:
 		d.breaks(d.between(5*time.Minute, time.Hour), func() { d.hangs = true }, func() { d.hangs = false })
-	case 13: // its clock is set again and again, so that no two samples can be compared
+	case 13: // the clock is set so often that no two samples can be compared
 		d.storm = time.Now().Add(d.between(10*time.Minute, time.Hour))
 		d.disturb(time.Until(d.storm))
 	case 17:
@@ -470,7 +472,7 @@ func (d *day) happen() {
 	}
 }
 
-// sleep suspends the machine. What has an end reaches it while it sleeps.
+// sleep suspends the machine. What ends meanwhile ends while the machine is asleep.
 func (d *day) sleep(length time.Duration) {
 	d.with(func() {
 		d.slept += length
@@ -479,14 +481,14 @@ func (d *day) sleep(length time.Duration) {
 	d.disturb(0)
 }
 
-// step sets the machine's clock.
+// step sets the machine's clock forward or back by up to most.
 func (d *day) step(most time.Duration) {
 	d.with(func() { d.skew += d.between(-most, most) })
 	d.skewed = time.Now()
 }
 
-// restart restarts the agent, unless the clock was just set: holds are kept by
-// the clock's time, and only a running agent can see it jump.
+// restart restarts the agent, unless the clock was set a moment ago: a snooze ends by
+// the clock's time, and only a running agent notices when the clock is set.
 func (d *day) restart() {
 	if time.Since(d.skewed) > d.interval+2*probeLimit {
 		d.down()
@@ -496,7 +498,7 @@ func (d *day) restart() {
 
 func (d *day) tagless() bool { return time.Now().Before(d.untagged) }
 
-// snooze and lease keep the machine, unless a stop was already sent.
+// snooze, and lease below, protect the machine unless a stop has already been sent.
 func (d *day) snooze(length time.Duration) {
 	if _, err := d.agent.Snooze(d.t.Context(), agentctl.SnoozeRequest{For: idle.Duration(length)}); err == nil {
 		d.with(func() { d.snoozed = time.Now().Add(length - noise - time.Second) })
@@ -511,7 +513,7 @@ func (d *day) lease(length time.Duration) {
 	}
 }
 
-// react makes users respond to a warning.
+// react makes users react to a warning.
 func (d *day) react() {
 	var n int
 	d.with(func() { n = len(d.warnings) })
@@ -533,14 +535,14 @@ func (d *day) react() {
 	}
 }
 
-// missed reports a machine that was left running though nothing is wrong and it
-// is idle, or its deadline has passed.
+// missed fails the test if a machine without faults was left running although it is
+// idle or its deadline has passed.
 func (d *day) missed(now time.Time) {
 	from := d.disturbed
 	for _, t := range []time.Time{d.up, d.snoozed, d.leased} {
 		from = later(from, t)
 	}
-	slack := max(d.warnBefore.now, d.warnBefore.before) + 3*d.interval + 4*time.Minute // the hook runs, too
+	slack := max(d.warnBefore.now, d.warnBefore.before) + 3*d.interval + 4*time.Minute // includes the hook's run
 	switch {
 	case d.deadline.IsZero() || d.wall(now).Before(d.deadline) || d.tagless() || now.Before(d.storm) || now.Sub(d.boot.at) < d.grace:
 		d.passed = time.Time{}
@@ -548,7 +550,7 @@ func (d *day) missed(now time.Time) {
 		d.passed = now
 	case now.Sub(d.passed) > slack+2*configEvery:
 		d.t.Errorf("%s: it still runs %s after its deadline", now.Format(time.TimeOnly), now.Sub(d.passed))
-		d.passed = now.Add(time.Hour) // once
+		d.passed = now.Add(time.Hour) // report it once
 	}
 	for _, u := range d.use {
 		if last, ok := u.Last(now); ok {
@@ -558,17 +560,17 @@ func (d *day) missed(now time.Time) {
 	if idle := now.Sub(from); idle > max(d.timeout.now, d.timeout.before)+slack {
 		s := mustStatus(d.t, d.agent)
 		d.t.Errorf("%s: idle and undisturbed for %s, timeout %s, and it still runs: %v", now.Format(time.TimeOnly), idle, d.timeout.now, s.Verdict.Blocks)
-		d.disturb(time.Hour) // once
+		d.disturb(time.Hour) // report it once
 	}
 }
 
-// TestOracle checks what the agent does to a machine whose use was drawn in
-// advance, under random tags, clocks, signals, users and faults of the agent
-// itself. No idle stop hits a machine that was in use within its timeout or
-// that a user protects. A completion respects leases and snoozes, a deadline
-// does not. Each action is preceded by a warning, and an idle machine is
-// stopped. Package mutants contains the faults that it finds. LULL_DAYS is the
-// number of days.
+// TestOracle checks what the agent does to a machine whose use was drawn in advance,
+// under random tags, clocks, signals, users and faults of the agent itself.
+//
+// No idle stop may hit a machine that was in use within its timeout or that a user
+// protects. A completion must respect leases and snoozes, and a deadline must not. A
+// warning must precede each action, and an idle machine must be stopped. Package
+// mutants has the faults that this test finds. LULL_DAYS is the number of days.
 func TestOracle(t *testing.T) {
 	days := scaletest.Count(t, "LULL_DAYS", 24)
 	seed, judged := scaletest.Seed(t), map[string]int{}

@@ -10,14 +10,14 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// prepared is a stop whose pre-stop hook has begun to run. It is kept across
-// restarts of the agent until the machine goes down or post-cancel has run.
+// prepared is a stop whose pre-stop hook has begun to run. It is stored across
+// restarts of the agent, until the machine goes down or post-cancel has run.
 type prepared struct {
 	Generation uint64    `json:"generation"`
 	Action     string    `json:"action"`
 	Reason     string    `json:"reason"`
 	At         time.Time `json:"at"`
-	NotBefore  time.Time `json:"not_before,omitzero"` // until then the stop may still happen
+	NotBefore  time.Time `json:"not_before,omitzero"` // until then, the stop may still happen
 }
 
 // Names of running hooks in busy.
@@ -26,10 +26,10 @@ const (
 	jobPostCancel = "job post-cancel"
 )
 
-// hooking reports whether a hook runs: hooks run one at a time.
+// hooking reports whether a hook is running. Only one hook runs at a time.
 func (a *Agent) hooking() bool { return a.busy[jobPreStop] || a.busy[jobPostCancel] }
 
-// hookEnded raises or clears the alarm of a failed hook.
+// hookEnded raises the alarm of a hook that failed, and clears it otherwise.
 func (a *Agent) hookEnded(name string, h *agentctl.Hook) {
 	code := strings.ReplaceAll(name, "-", "_") + "_failed"
 	if name == "pre-stop" {
@@ -39,12 +39,12 @@ func (a *Agent) hookEnded(name string, h *agentctl.Hook) {
 	if last := h.LastLine(); last != "" {
 		sentence += " Its output ended with: " + last
 	}
-	asked := name == "pre-stop" && (h.ExitCode == HookVeto || h.ExitCode == HookDefer) // these codes are answers
+	asked := name == "pre-stop" && (h.ExitCode == HookVeto || h.ExitCode == HookDefer) // these exit codes are answers, not failures
 	a.alarmIf(h.Error != "" || h.TimedOut || h.ExitCode != 0 && !asked, code, sentence)
 }
 
-// undoPrepared runs the post-cancel hook if a stop prepared by pre-stop does
-// not happen. A stop that failed and is retried is not canceled.
+// undoPrepared runs the post-cancel hook if a prepared stop will not happen. A stop
+// that failed and will be retried is not canceled.
 func (a *Agent) undoPrepared(now time.Time) {
 	p := a.state.Prepared
 	if p == nil || a.acting != nil || a.hooking() || now.Before(p.NotBefore) || !a.config.loaded || a.stillMeant(p) {
@@ -52,8 +52,7 @@ func (a *Agent) undoPrepared(now time.Time) {
 	}
 	c := a.config.Config
 	if c.PostCancel == "" || !a.hookAllowed("post-cancel") || a.o.Hooks == nil {
-		// Within that time a retry of the same stop does not run pre-stop
-		// again.
+		// Before that, a retry of the same stop would not run pre-stop again.
 		if now.Sub(p.At) > hookHolds {
 			a.state.Prepared = nil
 		}
@@ -67,10 +66,10 @@ func (a *Agent) undoPrepared(now time.Time) {
 		Env: []string{"LULL_ACTION=" + p.Action, "LULL_REASON=" + p.Reason, "LULL_CANCELED=" + why}}
 	a.busy[jobPostCancel] = true
 	a.tasks.Go(func() {
-		h := a.o.Hooks.Run(a.ctx, spec) // it enforces its own deadline
+		h := a.o.Hooks.Run(a.ctx, spec) // Run enforces the timeout itself
 		h.Command = tags.Program(h.Command)
 		if a.ctx.Err() != nil {
-			return // the next agent runs it
+			return // the next agent will run it
 		}
 		a.post(func() {
 			delete(a.busy, jobPostCancel)
@@ -86,8 +85,8 @@ func (a *Agent) undoPrepared(now time.Time) {
 	})
 }
 
-// stillMeant reports whether the stop that p prepared is still to come: its
-// call failed and is retried, or the server has not sent it yet.
+// stillMeant reports whether the stop that p prepared may still come: its call failed
+// and will be retried, or the server has not sent it yet.
 func (a *Agent) stillMeant(p *prepared) bool {
 	if a.server.order != nil {
 		return true

@@ -19,7 +19,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// commands returns the hooks that ran, in order.
+// commands returns the commands of the hooks that have run, in order.
 func (w *world) commands() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -30,13 +30,13 @@ func (w *world) commands() []string {
 	return out
 }
 
-// TestPostCancel checks that, whatever cancels a stop after pre-stop ran,
-// post-cancel undoes it once and reports that, and that a stop that happens is
-// not undone.
+// TestPostCancel checks that post-cancel runs once, and that this is reported,
+// whatever cancels a stop after pre-stop has run, and that it does not run if the
+// stop happens.
 func TestPostCancel(t *testing.T) {
 	both := []string{"save", "load"}
 	for name, c := range map[string]struct {
-		during func(t *testing.T, w *world, a *Agent) // while pre-stop runs
+		during func(t *testing.T, w *world, a *Agent) // called while pre-stop runs
 		set    func(w *world)
 		want   []string
 		calls  []string
@@ -104,8 +104,9 @@ func TestPostCancel(t *testing.T) {
 	}
 }
 
-// TestPostCancelWaitsForPreStop checks that a stop canceled while pre-stop runs
-// is undone after pre-stop has ended, and that the result of pre-stop is kept.
+// TestPostCancelWaitsForPreStop checks that if a stop is canceled while pre-stop
+// runs, post-cancel runs after pre-stop has ended, and the result of pre-stop is
+// kept.
 func TestPostCancelWaitsForPreStop(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -119,7 +120,7 @@ func TestPostCancelWaitsForPreStop(t *testing.T) {
 			return agentctl.Hook{}
 		}
 		saving = true
-		time.Sleep(3 * time.Minute) // and does not end with the stop
+		time.Sleep(3 * time.Minute) // pre-stop does not end when the stop is canceled
 		saving = false
 		return agentctl.Hook{ExitCode: 3}
 	}
@@ -149,9 +150,8 @@ func hasAlarm(s agentctl.Status, code, part string) bool {
 	return false
 }
 
-// TestPostCancelAfterARestart checks that an agent killed after pre-stop began
-// leaves post-cancel to the next one, and that a boot in between makes it
-// unnecessary.
+// TestPostCancelAfterARestart checks that if an agent is killed after pre-stop has
+// begun, the next one runs post-cancel, unless the machine was rebooted in between.
 func TestPostCancelAfterARestart(t *testing.T) {
 	for _, reboot := range []bool{false, true} {
 		w := newWorld()
@@ -193,8 +193,8 @@ func TestPostCancelAfterARestart(t *testing.T) {
 	}
 }
 
-// TestPostCancelOfTheServersStop checks that a stop canceled by the server
-// after its pre-stop ran is undone, and that one that was sent is not.
+// TestPostCancelOfTheServersStop checks that post-cancel runs if the server cancels
+// its stop after pre-stop has run, and does not run if the server has sent the stop.
 func TestPostCancelOfTheServersStop(t *testing.T) {
 	for _, sent := range []bool{false, true} {
 		w, to := newWorld(), &ear{}
@@ -222,9 +222,8 @@ func TestPostCancelOfTheServersStop(t *testing.T) {
 	}
 }
 
-// TestWithdrawal checks that an announced stop that does not happen is
-// withdrawn, once, wherever it was announced, and that the next one is
-// announced again.
+// TestWithdrawal checks that a warning of a stop that does not happen is withdrawn,
+// once, everywhere it was delivered, and that the next stop is announced again.
 func TestWithdrawal(t *testing.T) {
 	for name, cancel := range map[string]func(t *testing.T, w *world, a *Agent){
 		"use": func(_ *testing.T, w *world, _ *Agent) { w.with(func() { w.typed = time.Now() }) },
@@ -277,8 +276,8 @@ func TestWithdrawal(t *testing.T) {
 	}
 }
 
-// TestMomentOfUnknown checks that a signal that is unknown for one check
-// neither withdraws a warning nor allows a stop without one.
+// TestMomentOfUnknown checks that a signal that is unknown in a single check neither
+// withdraws a warning nor lets a stop happen without one.
 func TestMomentOfUnknown(t *testing.T) {
 	w := newWorld()
 	w.tags["lull:idle-timeout"] = "30m"
@@ -295,7 +294,7 @@ func TestMomentOfUnknown(t *testing.T) {
 	})
 }
 
-// TestWarningFile checks that the file exists exactly while a warning is
+// TestWarningFile checks that the warning file exists exactly while a warning is
 // pending.
 func TestWarningFile(t *testing.T) {
 	dir := t.TempDir()
@@ -318,8 +317,8 @@ func TestWarningFile(t *testing.T) {
 	}
 }
 
-// TestIngFormIsTheAction checks that the tag before an action names the real
-// action, even if the instance cannot hibernate or EC2 refuses to.
+// TestIngFormIsTheAction checks that the tag before an action names the action that
+// is taken, even if the instance cannot hibernate or EC2 refuses to hibernate it.
 func TestIngFormIsTheAction(t *testing.T) {
 	for name, set := range map[string]func(w *world){
 		"not launched for hibernation": func(w *world) { w.hibernate = false },

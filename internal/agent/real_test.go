@@ -17,14 +17,13 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// nook is a part of this machine with its own terminals, network and mounts, so
-// that other activity here does not affect it. CPU and disks are shared with
-// the machine: for them the tests only check that use is seen, not that quiet
-// is.
+// nook is a part of this machine with its own terminals, network and mounts, so that
+// other activity on the machine does not affect it. CPU and disks are shared, so for
+// these the tests check only that use is seen, not that quiet is.
 type nook struct {
 	t    *testing.T
 	pid  int
-	root string // for the readers
+	root string // root directory for the probes
 }
 
 func newNook(t *testing.T) *nook {
@@ -68,7 +67,7 @@ cat`)
 	return n
 }
 
-// command runs in the nook.
+// command returns a command that runs inside the nook.
 func (n *nook) command(name string, args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{"-t", fmt.Sprint(n.pid), "-m", "-n", name}, args...)...)
 }
@@ -80,7 +79,8 @@ func (n *nook) run(script string) {
 	}
 }
 
-// start runs a program until the test ends or stop is called.
+// start runs a program until the test ends or stop is called. in is its standard
+// input.
 func (n *nook) start(cmd *exec.Cmd) (in io.WriteCloser, stop func()) {
 	n.t.Helper()
 	in, err := cmd.StdinPipe()
@@ -105,7 +105,7 @@ func (n *nook) start(cmd *exec.Cmd) (in io.WriteCloser, stop func()) {
 
 var realLimits = proc.Limits{CPU: 5, Network: 10e3, Disk: 100e3}
 
-// read takes a reading of one signal after the given work.
+// look returns a new reading of one signal.
 func (n *nook) look(m *proc.Machine, signal string) idle.Reading {
 	for _, r := range m.Read(time.Now(), realLimits, nil) {
 		if r.Signal == signal {
@@ -116,7 +116,7 @@ func (n *nook) look(m *proc.Machine, signal string) idle.Reading {
 	return idle.Reading{}
 }
 
-// TestRealLoads checks that every kind of work on this machine is seen.
+// TestRealLoads checks that real work of every kind is read as use.
 func TestRealLoads(t *testing.T) {
 	t.Parallel()
 	n := newNook(t)
@@ -151,13 +151,13 @@ func TestRealLoads(t *testing.T) {
 		n.run(`ip link add lullv0 type veth peer name lullv1 && ip addr add 192.0.2.1/30 dev lullv0 && ip link set lullv0 up && ip link set lullv1 up && sysctl -qw net.ipv6.conf.lullv0.disable_ipv6=1 net.ipv6.conf.lullv1.disable_ipv6=1`)
 		waittest.Until(t, "quiet", func() bool { return n.look(m, proc.SignalNetwork).State == idle.Quiet })
 		n.run(`ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lullv0`)
-		// A reading within the minimum window repeats the one before it.
+		// A reading within the minimum window only repeats the previous one.
 		waittest.Until(t, "active", func() bool {
 			n.run(`bash -c 'dd if=/dev/zero bs=1200 count=2000 >/dev/udp/192.0.2.2/9'`)
 			return n.look(m, proc.SignalNetwork).State == idle.Active
 		})
-		// A busy kernel counts the last packets late. Loopback traffic that counted
-		// would count every time.
+		// On a busy machine the kernel counts the last packets late. If loopback
+		// traffic counted, no reading would be quiet.
 		waittest.Until(t, "quiet in spite of loopback traffic", func() bool {
 			m.Read(time.Now(), realLimits, nil)
 			n.run(`head -c 500000 /dev/zero | timeout 1 bash -c 'cat > /dev/udp/127.0.0.1/9' || true`)
@@ -166,8 +166,8 @@ func TestRealLoads(t *testing.T) {
 	})
 }
 
-// TestRealLogin uses sshd with a real pty: presence is quiet, a key press is
-// use.
+// TestRealLogin checks a session of sshd with a real pty: an open session is quiet,
+// and a key press is use.
 func TestRealLogin(t *testing.T) {
 	t.Parallel()
 	for _, tool := range []string{"/usr/sbin/sshd", "/usr/bin/ssh"} {
@@ -201,7 +201,7 @@ func TestRealLogin(t *testing.T) {
 	})
 }
 
-// TestRealTmux uses a detached tmux: presence is quiet, output is use.
+// TestRealTmux checks a detached tmux: an open session is quiet, and output is use.
 func TestRealTmux(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("tmux"); err != nil {
@@ -219,8 +219,8 @@ func TestRealTmux(t *testing.T) {
 	waittest.Until(t, "its output seen", func() bool { return n.look(m, proc.SignalTerminals).State == idle.Active })
 }
 
-// quiet waits until the terminals stay quiet for longer than the kernel's
-// granularity of terminal times.
+// quiet waits until the terminals have been quiet for longer than the granularity of
+// the kernel's terminal times.
 func (n *nook) quiet(t *testing.T, m *proc.Machine, what string) {
 	t.Helper()
 	since := time.Now()
@@ -232,7 +232,8 @@ func (n *nook) quiet(t *testing.T, m *proc.Machine, what string) {
 	})
 }
 
-// login starts sshd in the nook and opens a session with a terminal.
+// login starts sshd in the nook, opens a session with a terminal, and returns the
+// terminal's input.
 func (n *nook) login(t *testing.T) io.Writer {
 	t.Helper()
 	dir := t.TempDir()

@@ -22,27 +22,27 @@ type Reporter interface {
 	Report(ctx context.Context, r control.AgentReport) (control.AgentAnswer, error)
 }
 
-// Limits of reporting.
+// Timing of reports.
 const (
-	reportLimit  = 10 * time.Second // one report
-	reportEvery  = 30 * time.Second // the shortest heartbeat
-	reportSpace  = time.Second      // between two reports
-	orderedSpace = 2 * time.Second  // between two checks that the server waits for
-	reportRetry  = 5 * time.Second  // after a failure; doubles up to configEvery
-	refusedHolds = 5 * time.Minute  // after the server refused an intent
+	reportLimit  = 10 * time.Second // time limit of one report
+	reportEvery  = 30 * time.Second // shortest interval of heartbeats
+	reportSpace  = time.Second      // minimum interval between two reports
+	orderedSpace = 2 * time.Second  // minimum interval between two checks that the server waits for
+	reportRetry  = 5 * time.Second  // delay after a failure; doubles up to configEvery
+	refusedHolds = 5 * time.Minute  // how long a refusal of an intent by the server stays in effect
 	declareTries = 3
 )
 
-// serverSaid is the server's last information about this machine. It survives
-// the agent, so that losing the server does not change who decides.
+// serverSaid is what the server last said about this machine. It is stored on disk,
+// so that losing the server does not change who decides.
 type serverSaid struct {
 	WorkerID string `json:"worker_id"`
 	Holder   string `json:"pause_holder"`
-	Halted   bool   `json:"halted,omitempty"` // only read: earlier versions kept the fleet's halt here
+	Halted   bool   `json:"halted,omitempty"` // no longer written; earlier versions stored the fleet's halt here
 
 	TTLDeadline *time.Time `json:"ttl_deadline,omitempty"`
 	TTLAction   string     `json:"ttl_action,omitempty"`
-	TTLFromTag  bool       `json:"ttl_from_tag,omitempty"` // the server took it from the machine's tag
+	TTLFromTag  bool       `json:"ttl_from_tag,omitempty"` // the server took the deadline from the machine's tag
 }
 
 func (s serverSaid) same(t serverSaid) bool {
@@ -56,21 +56,21 @@ func (s serverSaid) same(t serverSaid) bool {
 type reporting struct {
 	sequence uint64
 	busy     bool      // a report is in progress
-	force    bool      // the next one is sent whatever has changed
-	sentAt   time.Time // of the last one that arrived
+	force    bool      // send the next report even if nothing has changed
+	sentAt   time.Time // when the last report that arrived was sent
 	tryAt    time.Time // earliest time of the next attempt
-	said     string    // its content, to send only changes until the next heartbeat
+	said     string    // content of that report; only changes are sent until the next heartbeat
 	failures int
-	errored  string    // why the last one failed
+	errored  string    // why the last report failed
 	looking  bool      // a check that the server waits for is in progress
-	haltAt   time.Time // when the fleet's halt was learned
+	haltAt   time.Time // when the fleet's halt was last learned
 
 	peaks map[string]peak // of signals with a value, by signal
 
 	order   *control.AgentOrder
-	done    *control.AgentDone // of order, or of the previous one
+	done    *control.AgentDone // the result of order, or of the order before
 	refused string
-	until   time.Time // refused applies
+	until   time.Time // until when refused applies
 }
 
 // peak is the highest value that has not been reported yet.
@@ -79,8 +79,8 @@ type peak struct {
 	at    time.Time
 }
 
-// notePeaks records what a round read. The values between two reports matter
-// for previews of other thresholds.
+// notePeaks records the highest values of a round. Simulations of other thresholds
+// need the values between two reports.
 func (p *reporting) notePeaks(readings []idle.Reading) {
 	if p.peaks == nil {
 		p.peaks = map[string]peak{}
@@ -95,12 +95,12 @@ func (p *reporting) notePeaks(readings []idle.Reading) {
 	}
 }
 
-// told clears the peaks contained in a report that arrived.
+// told removes the peaks that were in a report that arrived.
 func (p *reporting) told(r *control.AgentReport) {
 	maps.DeleteFunc(p.peaks, func(_ string, x peak) bool { return !x.at.After(r.At) })
 }
 
-// judged returns the inputs of the verdict other than the readings.
+// judged returns everything but the readings that the verdict was based on.
 func (a *Agent) judged(now time.Time) *control.AgentJudged {
 	j := &control.AgentJudged{Policy: a.config.policy(), ResumedAt: a.state.ResumedAt, SnoozedUntil: a.state.SnoozedUntil, WarnedAt: a.state.WarnedAt,
 		Leases: slices.Clone(a.state.Leases), Guards: a.guards(now, false), NotAsked: slices.Clone(a.machine.notAsked), Peaks: map[string]float64{}}
@@ -111,15 +111,14 @@ func (a *Agent) judged(now time.Time) *control.AgentJudged {
 	return j
 }
 
-// reportInterval returns the interval within which the server is promised a
-// report.
+// reportInterval returns the maximum time until the next report, as promised to the
+// server.
 func (a *Agent) reportInterval() time.Duration {
 	return min(max(a.config.CheckInterval, reportEvery), control.MaxInterval)
 }
 
-// report sends what has changed, or a heartbeat, outside the loop. One report
-// is in progress at a time, and a server that does not answer is retried with
-// backoff.
+// report sends changes, or a heartbeat, outside the loop. Only one report is in
+// progress at a time. If the server does not answer, it is retried with backoff.
 func (a *Agent) report() {
 	p := &a.server
 	if a.o.Reporter == nil || !a.config.loaded || p.busy {
@@ -146,7 +145,7 @@ func (a *Agent) report() {
 	})
 }
 
-// heard processes an answer, or a failed request.
+// heard processes the server's answer to a report, or the error of a report.
 func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error) {
 	p, now := &a.server, a.now()
 	a.alarmIf(err != nil, "server_unreachable", fmt.Sprintf("The server does not take reports: %v.", err))
@@ -180,7 +179,7 @@ func (a *Agent) heard(r control.AgentReport, ans control.AgentAnswer, err error)
 	}
 	a.obey(ans.Order)
 	if p.force {
-		a.report() // it was requested while this one was in progress
+		a.report() // requested while this report was in progress
 	}
 }
 
@@ -192,7 +191,7 @@ func (s serverSaid) sentence() string {
 	return out
 }
 
-// reportNow returns a report of the present state.
+// reportNow returns a report of the current state.
 func (a *Agent) reportNow(now time.Time) control.AgentReport {
 	p, m := &a.server, &a.machine
 	p.sequence++
@@ -215,11 +214,11 @@ func (a *Agent) reportNow(now time.Time) control.AgentReport {
 	return r
 }
 
-// cut limits a sentence to the length that a report allows.
+// cut truncates a sentence to the length that a report allows.
 func cut(s string) string { return s[:min(len(s), 300)] }
 
-// keyOf returns the part of a report whose change is sent before the next
-// heartbeat: verdicts and decisions, not every value.
+// keyOf returns the part of a report whose changes are sent before the next
+// heartbeat: verdicts and decisions, but not every value.
 func keyOf(r control.AgentReport) string {
 	var b strings.Builder
 	for _, x := range r.Readings {
@@ -241,8 +240,8 @@ func keyOf(r control.AgentReport) string {
 	return b.String()
 }
 
-// holds returns the agent's blocks that were decided by users and hooks, which
-// also hold the controller.
+// holds returns the agent's blocks that users or hooks have caused. They also hold
+// the controller's stops.
 func (a *Agent) holds(now time.Time) []idle.Block {
 	out := []idle.Block{}
 	until := func(t time.Time) *time.Time { return &t }
@@ -264,8 +263,9 @@ func (a *Agent) holds(now time.Time) []idle.Block {
 }
 
 // holder returns who decides about this machine: the agent, the controller, or
-// unknown. With a server, its record decides. While the server is away its last
-// answer applies, and an agent that never got one does not act.
+// unknown. With a server, its record determines that. While the server cannot be
+// reached, its last answer applies. An agent that has never got an answer does not
+// act.
 func (a *Agent) holder() string {
 	own, s := a.config.PauseHolder, a.state.Server
 	switch {
@@ -299,12 +299,12 @@ func (a *Agent) serverLink() *agentctl.ServerLink {
 	return l
 }
 
-// holderAgent is the agent's name as the holder of the power to pause.
+// holderAgent is the value of holder if the agent decides.
 const holderAgent = "agent"
 
-// declare announces the agent's intent to the server and gets its permission:
-// the intent is in the record before anything happens. If the server cannot be
-// reached, an idle action is held, because the record may contain a halt or a
+// declare announces the intent of at to the server and asks for permission, so that
+// the intent is in the server's record before anything happens. If the server cannot
+// be reached, an idle action is held, because the record may contain a halt or a
 // snooze. A deadline and a completion proceed without permission.
 func (a *Agent) declare(ctx context.Context, at *attempt) error {
 	var r control.AgentReport
@@ -314,7 +314,7 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 		needed = a.o.Reporter != nil && s != nil && s.WorkerID != ""
 		r = a.reportNow(a.now())
 		if at.out.Action == actionTerminate {
-			return // such an action is not recorded as an intent, but the record may contain a halt
+			return // the record has no intent for such an action, but it may contain a halt
 		}
 		r.Action = &control.AgentAction{Generation: at.out.Generation, Action: at.out.Action, Reason: at.out.Reason, Phase: phaseIntent}
 	}); err != nil || !needed {
@@ -328,7 +328,7 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 				return err
 			}
 		}
-		// The agent's clock advances between attempts.
+		// The report needs a new time and sequence number for each attempt.
 		if err := a.ask(ctx, func() { r.At = a.now(); a.server.sequence++; r.Sequence = a.server.sequence }); err != nil {
 			return err
 		}
@@ -358,19 +358,19 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 	return nil
 }
 
-// obey carries out the server's order: the hook once, then a check of all
-// signals at every turn until the order is withdrawn.
+// obey carries out an order of the server: the hook once, then a check of all signals
+// at each request until the order is withdrawn.
 func (a *Agent) obey(o *control.AgentOrder) {
 	p := &a.server
 	switch {
 	case o == nil:
 		if p.order != nil && p.done != nil && p.done.Done {
-			a.unsay() // it was canceled
+			a.unsay() // the stop was canceled
 			a.soon(a.now())
 		}
 		p.order = nil
 	case o.Sent:
-		// The stop was sent: nothing is left to do, and nothing was canceled.
+		// The server has sent the stop, so there is nothing to do or undo.
 	case p.order != nil && p.order.Generation == o.Generation:
 		if p.looking || p.done == nil || p.done.Generation != o.Generation || !p.done.Done {
 			return
@@ -387,14 +387,14 @@ func (a *Agent) obey(o *control.AgentOrder) {
 		})
 	case a.halted() && !o.Forced:
 		p.order, p.done, p.force = o, &control.AgentDone{Generation: o.Generation, Done: true, Answer: "veto"}, true
-	case a.acting == nil && !a.hooking(): // otherwise at the server's next request
+	case a.acting == nil && !a.hooking(): // otherwise wait for the server's next request
 		p.order, p.done = o, &control.AgentDone{Generation: o.Generation}
 		a.makeReady(*o)
 	}
 }
 
-// makeReady runs the hook for a stop that the controller sends, reads
-// everything again and reports that.
+// makeReady prepares a stop that the controller will send: it runs the hook, reads
+// all signals again and reports them.
 func (a *Agent) makeReady(o control.AgentOrder) {
 	a.state.Generation++
 	out := &agentctl.Outcome{Generation: a.state.Generation, Action: o.Action, Reason: o.Reason, Phase: phaseHook, StartedAt: a.now(), Detail: "requested by the server"}
@@ -432,7 +432,7 @@ func (a *Agent) madeReady(at *attempt, o control.AgentOrder, err error) {
 		}
 		a.finish(phase, detail)
 	} else if p.order != nil {
-		d.Answer = "veto" // a halt or a resume arrived in the meantime
+		d.Answer = "veto" // a halt or a resume arrived meanwhile
 	}
 	p.done, p.force = d, true
 	a.report()

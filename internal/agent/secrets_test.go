@@ -18,14 +18,14 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// ear is a server and an evidence journal that keep what they receive.
+// ear is a server and an evidence journal that keep everything they receive.
 type ear struct {
 	mu    sync.Mutex
 	heard []any
 	order *control.AgentOrder
 	halts bool
 
-	answer control.AgentAnswer // replaces the answer for worker w-1
+	answer control.AgentAnswer // the answer for the worker w-1
 }
 
 func (e *ear) Report(_ context.Context, r control.AgentReport) (control.AgentAnswer, error) {
@@ -48,16 +48,16 @@ func (e *ear) Read(context.Context, evidence.Query, func(evidence.Record) error)
 	return nil, nil
 }
 
-// deaf is a network on which no webhook answers.
+// deaf is a network in which no webhook answers.
 type deaf struct{}
 
 func (deaf) RoundTrip(*http.Request) (*http.Response, error) {
 	return nil, errors.New("no route to host")
 }
 
-// TestNothingSecretIsTold checks that a password in any setting that can
-// contain one appears in no status, history, evidence, log, trace, report or
-// tag, while everything reported about these settings goes wrong.
+// TestNothingSecretIsTold sets a password in every setting that can contain one, and
+// makes everything that these settings do fail. It checks that no status, history,
+// evidence, log, trace, report or tag contains the password.
 func TestNothingSecretIsTold(t *testing.T) {
 	const mark = "hunter2"
 	for name, file := range map[string]string{
@@ -132,8 +132,8 @@ func TestNothingSecretIsTold(t *testing.T) {
 	}
 }
 
-// TestStatusTellsEnough checks that what is shown of a command and an address
-// still identifies them.
+// TestStatusTellsEnough checks that the part of a command or an address that is shown
+// still identifies it.
 func TestStatusTellsEnough(t *testing.T) {
 	w := newWorld()
 	w.config = []byte("idle-timeout: 30m\nnotify-url: https://hooks.example/T0/key\npre-stop: /opt/save --to s3://x\n")

@@ -15,7 +15,7 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// Group is the group whose members may use the agent's socket, besides root.
+// Group is the group whose members may use the agent's socket besides root.
 const Group = "lull"
 
 // Listen creates the control socket, accessible to root and, if it exists, to
@@ -31,7 +31,8 @@ func Listen(path string) (net.Listener, error) {
 	}
 	gid, err := strconv.Atoi(g.Gid)
 	if err == nil {
-		// The owner changes first: the mode must not open it to another group.
+		// Change the group first, so that the mode never opens the socket to another
+		// group.
 		if err = os.Chown(path, -1, gid); err == nil {
 			err = os.Chmod(path, 0o660)
 		}
@@ -47,8 +48,8 @@ func Control(a agentctl.Agent, l net.Listener, log *slog.Logger) *httpx.Server {
 	return &httpx.Server{Name: "agent control socket", Listener: l, Log: log, Handler: named(agentctl.Handler(a))}
 }
 
-// named adds the caller's identity to a request: the user at the other end of
-// the socket.
+// named adds the caller's identity to a request: the user of the process at the other
+// end of the socket.
 func named(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r.WithContext(agentctl.WithCaller(r.Context(), httpx.UserOf(r.Context()))))

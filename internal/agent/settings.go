@@ -8,10 +8,11 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// Config is the effective policy: defaults, tags and the local file merged.
+// Config is the effective policy: the defaults, overridden by tags and the local
+// file.
 type Config struct {
 	Enabled       bool
-	IdleTimeout   time.Duration // 0: not set, so idleness has no effect
+	IdleTimeout   time.Duration // 0 means not set; then idleness has no effect
 	CheckInterval time.Duration
 	WarnBefore    time.Duration
 	BootGrace     time.Duration
@@ -24,7 +25,7 @@ type Config struct {
 	TTLAction      string
 
 	PreStop        string
-	PostCancel     string // runs if a stop is canceled after pre-stop ran
+	PostCancel     string // run if a stop is canceled after pre-stop has run
 	PreStopTimeout time.Duration
 	PreStopUser    string
 
@@ -39,13 +40,12 @@ type Config struct {
 	PauseHolder                string
 }
 
-// DefaultCompletionFile lies in the agent's runtime directory, which a reboot
-// empties.
+// DefaultCompletionFile is in the agent's runtime directory, which a reboot empties.
 const DefaultCompletionFile = "/run/lull/complete"
 
-// Defaults returns the default settings. CPU counts from 5 percent of all CPUs
-// or half a CPU, whichever is less: one busy core is 0.8 % of a machine with
-// 128, and is still use.
+// Defaults returns the default settings. CPU load counts as use from 5 percent of all
+// CPUs or half a CPU, whichever is less: on a machine with 128 CPUs, one busy CPU is
+// only 0.8 percent but still use.
 func Defaults() tags.Settings {
 	return tags.Settings{
 		Enabled: new(true), CheckInterval: new(time.Minute), WarnBefore: new(5 * time.Minute),
@@ -57,8 +57,8 @@ func Defaults() tags.Settings {
 	}
 }
 
-// Resolve merges said into the defaults. A CPU percentage that a user set
-// applies as it is, without the default's half CPU.
+// Resolve returns the defaults overridden by said. If a user has set a CPU
+// percentage, it applies without the limit of half a CPU.
 func Resolve(said tags.Settings) Config {
 	base := Defaults()
 	if said.IdleCPU != nil && said.IdleCPUCores == nil {
@@ -97,8 +97,8 @@ func contains(list []string, s string) bool {
 	return false
 }
 
-// counts reports whether a signal is read: the seven default ones unless
-// Signals omits them, the others if they are enabled.
+// counts reports whether a signal is read. The seven default signals are, unless
+// Signals omits them; the others are if they are enabled.
 func (c Config) counts(signal string) bool {
 	switch signal {
 	case proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk, proc.SignalGPU,
@@ -108,8 +108,8 @@ func (c Config) counts(signal string) bool {
 	return true
 }
 
-// policy returns the policy for internal/core/idle. Signals that do not count are
-// omitted from the evidence, so every reading in it counts.
+// policy returns the policy for internal/core/idle. It requires every signal in the
+// evidence, because the evidence omits signals that do not count.
 func (c Config) policy() idle.Policy {
 	p := idle.Policy{
 		Name: "agent", Timeout: idle.Duration(c.IdleTimeout), Snooze: idle.Duration(c.Snooze),

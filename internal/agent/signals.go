@@ -10,7 +10,7 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// signal is a Slow made of functions.
+// signal is a Slow implemented by functions.
 type signal struct {
 	name   string
 	wanted func(Config) bool
@@ -25,8 +25,8 @@ func (s signal) Read(ctx context.Context, now time.Time, c Config) idle.Reading 
 
 func always(Config) bool { return true }
 
-// Signals returns the slow signals of a real machine: the three about users,
-// the GPU, and the additional ones that a policy can enable.
+// Signals returns the slow signals of a real machine: three about users, the GPU, and
+// the additional ones that a policy can enable.
 func Signals(logins *proc.LoginReader, bus *proc.Logind, work *proc.Work, cards *gpu.Reader) []Slow {
 	return []Slow{
 		signal{proc.SignalUsers, always, func(ctx context.Context, now time.Time, c Config) idle.Reading {
@@ -51,7 +51,7 @@ func Signals(logins *proc.LoginReader, bus *proc.Logind, work *proc.Work, cards 
 	}
 }
 
-// Pending lists systemd's timers for the status.
+// Pending returns a function that lists systemd's timers, for the status.
 func Pending(bus *proc.Logind) func(ctx context.Context) ([]agentctl.Timer, error) {
 	return func(ctx context.Context) ([]agentctl.Timer, error) {
 		list, err := bus.Timers(ctx)

@@ -21,8 +21,8 @@ import (
 	simworld "lull/internal/sim/world"
 )
 
-// TestAgainstSimulatedCloud runs the agent with the SDK's real clients against
-// the simulator's EC2 and metadata service.
+// TestAgainstSimulatedCloud checks the agent with the SDK's real clients, against the
+// simulator's EC2 and metadata service.
 func TestAgainstSimulatedCloud(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -115,8 +115,8 @@ func idOf(t *testing.T, s *sim.Server, name string) (id string) {
 	return id
 }
 
-// serveInMemory serves h for the life of the test and returns a client that
-// reaches it at any address.
+// serveInMemory serves h until the test ends, and returns a client that reaches it at
+// any address.
 func serveInMemory(t *testing.T, h http.Handler) *http.Client {
 	t.Helper()
 	network := &memnet.Network{}

@@ -14,10 +14,11 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// state survives the agent. Times are wall times.
+// state is what is stored on disk across restarts of the agent. Its times are wall
+// clock times.
 type state struct {
-	Generation   uint64            `json:"generation"` // of the last intent
-	BootID       string            `json:"boot_id"`    // under which it was written
+	Generation   uint64            `json:"generation"` // number of the last intent
+	BootID       string            `json:"boot_id"`    // boot in which the state was written
 	SnoozedUntil time.Time         `json:"snoozed_until,omitzero"`
 	SnoozedBy    string            `json:"snoozed_by,omitempty"`
 	Leases       []idle.Lease      `json:"leases,omitempty"`
@@ -27,34 +28,33 @@ type state struct {
 	Last         *agentctl.Outcome `json:"last,omitempty"` // the action in progress or the last one
 	Vetoes       veto              `json:"vetoes,omitzero"`
 	Completed    *completion       `json:"completed,omitempty"`
-	Obeyed       time.Time         `json:"obeyed,omitzero"` // time of the completion file that was acted on
+	Obeyed       time.Time         `json:"obeyed,omitzero"` // time of the completion file that was last acted on
 	ResumedAt    time.Time         `json:"resumed_at,omitzero"`
 	Server       *serverSaid       `json:"server,omitempty"`
 	FleetHalt    *idle.HaltedBy    `json:"fleet_halt,omitempty"`    // as last reported by the server
-	ServerWarned string            `json:"server_warned,omitempty"` // ID of its last warning
+	ServerWarned string            `json:"server_warned,omitempty"` // ID of the last warning requested by the server
 
-	Warned   map[string]*announced `json:"warned,omitempty"`   // pending warnings, by reason; serverWarning is the server's
-	Extended *extension            `json:"extended,omitempty"` // of the TTL, by a user
-	Prepared *prepared             `json:"prepared,omitempty"` // set from the start of pre-stop until the stop or post-cancel
+	Warned   map[string]*announced `json:"warned,omitempty"`   // pending warnings, by reason; the key serverWarning is for the server's
+	Extended *extension            `json:"extended,omitempty"` // a user's extension of the TTL
+	Prepared *prepared             `json:"prepared,omitempty"` // set from the start of pre-stop until the stop happens or post-cancel has run
 }
 
-// veto records how pre-stop hooks have held a stop since the machine became
+// veto records for how long pre-stop hooks have held a stop since the machine became
 // idle.
 type veto struct {
-	Since time.Time `json:"since,omitzero"` // of the first
+	Since time.Time `json:"since,omitzero"` // time of the first veto
 	Until time.Time `json:"until,omitzero"`
 	Kind  string    `json:"kind,omitempty"`
 }
 
-// completion is a signal that the machine's work is done. It is valid for one
-// boot.
+// completion records that the machine's work is done. It is valid for one boot.
 type completion struct {
 	BootID  string    `json:"boot_id"`
 	At      time.Time `json:"at"`
 	By      string    `json:"by"`
 	Status  string    `json:"status"`
 	Message string    `json:"message"`
-	FileAt  time.Time `json:"file_at,omitzero"` // when the completion file was written, if it was one
+	FileAt  time.Time `json:"file_at,omitzero"` // when the completion file was written; zero if the completion was signaled differently
 }
 
 const stateFile = "state.json"
@@ -70,8 +70,8 @@ func (a *Agent) load() error {
 		err = json.Unmarshal(b, &a.state)
 	}
 	if err != nil {
-		// The state may have contained a halt: while that is unknown, nothing
-		// is done.
+		// The unreadable state may have contained a halt, so the agent does nothing
+		// until a user lifts the halt that is set here.
 		a.state = state{Halted: &idle.HaltedBy{Since: a.now(), By: "agent",
 			Reason: "its state on disk cannot be read, and a halt may have been in it: " + err.Error()}}
 		a.alarm("state_unreadable", "The agent's state on disk cannot be read: "+err.Error()+".")
@@ -85,12 +85,12 @@ func (a *Agent) load() error {
 	return nil
 }
 
-// resumeState evaluates a start: the outcome of an action that an earlier agent
-// left, and what a new boot ends.
+// resumeState completes the loaded state at a start: it determines the outcome of an
+// action that was in progress, and removes what a new boot invalidates.
 func (a *Agent) resumeState(now time.Time) {
 	fresh := a.state.BootID != a.o.BootID
 	if a.o.Reporter == nil {
-		a.state.Server, a.state.FleetHalt = nil, nil // a former server's information
+		a.state.Server, a.state.FleetHalt = nil, nil // from a server that is no longer configured
 	}
 	if s := a.state.Server; s != nil && s.Halted { // written by an earlier version
 		if a.state.FleetHalt == nil {
@@ -133,13 +133,13 @@ func (a *Agent) resumeState(now time.Time) {
 	a.save(nil)
 }
 
-// save makes the state durable and then calls done, which may be nil, outside
-// the loop.
+// save writes the state outside the loop. It calls done, which may be nil, when the
+// state is durable.
 func (a *Agent) save(done func(error)) {
 	a.state.OwnWriteAt = a.o.Own.Last()
 	b, err := json.Marshal(a.state)
 	if err != nil {
-		panic("the agent's state cannot be written as JSON: " + err.Error()) // plain data
+		panic("the agent's state cannot be written as JSON: " + err.Error()) // cannot happen: plain data
 	}
 	a.saver.save(stateFile, b, func(err error) {
 		if done != nil {
@@ -151,7 +151,8 @@ func (a *Agent) save(done func(error)) {
 	})
 }
 
-// durable saves the state and waits for it, outside the loop.
+// durable calls change in the loop and waits until the changed state is on disk. It
+// must be called outside the loop.
 func (a *Agent) durable(ctx context.Context, change func() error) error {
 	saved := make(chan error, 1)
 	var refused error
@@ -173,9 +174,9 @@ func (a *Agent) durable(ctx context.Context, change func() error) error {
 	}
 }
 
-// saver writes files one after another, outside the loop, so that a hanging
-// disk blocks nothing else. Of several pending versions of a file only the
-// newest is written.
+// saver writes files one after another, outside the loop, so that a hanging disk
+// blocks nothing else. If several versions of a file are pending, only the newest is
+// written.
 type saver struct {
 	disk Disk
 	wake chan struct{}
@@ -183,7 +184,7 @@ type saver struct {
 	mu      sync.Mutex
 	pending map[string]*version
 	order   []string
-	since   time.Time // of the write in progress; zero if there is none
+	since   time.Time // start of the write in progress; zero if there is none
 }
 
 type version struct {
@@ -211,8 +212,8 @@ func (s *saver) save(name string, b []byte, done func(error)) {
 	}
 }
 
-// hangs returns how long the write in progress has taken, if longer than
-// diskLimit.
+// hangs returns how long the write in progress has taken if that is longer than
+// diskLimit; otherwise 0.
 func (s *saver) hangs() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,7 +223,7 @@ func (s *saver) hangs() time.Duration {
 	return 0
 }
 
-// run writes until ctx ends, and then what is still pending.
+// run writes files until ctx ends, and then what is still pending.
 func (s *saver) run(ctx context.Context) {
 	for {
 		select {

@@ -8,17 +8,17 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// tagWriter tracks the present and the wanted state tags. It is owned by the
-// loop.
+// tagWriter keeps the current and the wanted state tags. It is owned by the loop.
 type tagWriter struct {
 	have    tags.State
-	known   bool // have was read or written
+	known   bool // have is known, from reading or writing the tags
 	writing bool
 	tryAt   time.Time // earliest time of the next attempt after a failure
-	ended   string    // the final form of an action that an earlier agent left unwritten
+	ended   string    // final value for the action tag, if an action's outcome has not been written yet
 }
 
-// seen records what was read from the instance. A write in progress is newer.
+// seen records the state tags that were read from the instance, unless a write is in
+// progress, whose values are newer.
 func (w *tagWriter) seen(s tags.State) {
 	if w.writing {
 		return
@@ -26,7 +26,7 @@ func (w *tagWriter) seen(s tags.State) {
 	w.have, w.known = s, true
 }
 
-// final makes the outcome of an action the next thing written.
+// final sets the outcome of an action as the next value of the action tag.
 func (w *tagWriter) final(action string) {
 	switch action {
 	case actionHibernate:
@@ -36,8 +36,8 @@ func (w *tagWriter) final(action string) {
 	}
 }
 
-// writeTags updates the state tags to want, outside the loop, if they differ.
-// The action tag is replaced, but never removed.
+// writeTags changes the state tags to want, outside the loop, if they differ. The
+// action tag is replaced but never removed.
 func (a *Agent) writeTags(want tags.State) {
 	w := &a.tagged
 	now := a.now()

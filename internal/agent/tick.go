@@ -15,14 +15,14 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// round is one check of the machine: the cheap readings, and those of the slow
-// signals as they arrive.
+// round is one check of the machine: the cheap readings, and the slow ones as they
+// arrive.
 type round struct {
 	at       time.Time
 	readings []idle.Reading
 	waiting  map[string]bool
 	asked    map[string]bool
-	done     []func() // called when it has ended
+	done     []func() // called when the round has ended
 	over     bool
 }
 
@@ -40,8 +40,8 @@ func (a *Agent) tick() {
 	d := a.saver.hangs()
 	a.alarmIf(d > 0, "disk_hangs", fmt.Sprintf("The agent's state could not be written for %s. No action begins until it is on disk.", idle.Human(d)))
 	if at := a.acting; at != nil && at.out.Phase != phaseAccepted {
-		// The action reads for itself: a check in between would take the hook's
-		// work for use, or cut short the interval that is read after it.
+		// An action in progress makes its own readings. A check now would mistake the
+		// hook's work for use, or shorten the interval that is read after the hook.
 		a.report()
 		return
 	}
@@ -49,17 +49,17 @@ func (a *Agent) tick() {
 	a.startRound(ctx, true, func() { a.conclude(ctx); s.End() })
 }
 
-// watchClocks detects a suspend and a jump of the wall clock. Both invalidate
-// every sample and restart the idle clock.
+// watchClocks detects a suspend and a jump of the wall clock. After either, all
+// samples are invalid and idle time restarts.
 func (a *Agent) watchClocks() {
 	slept, jump := a.clock.read(a.o.Clocks())
 	if jump != 0 {
 		a.shift(jump)
-		a.save(nil)       // the next agent has only these times
-		a.o.Cheap.Reset() // a rate over a time that the clock stretched looks quiet
+		a.save(nil)       // a new agent knows only the stored times
+		a.o.Cheap.Reset() // a rate over a period that the jump has stretched looks quiet
 	}
 	now := a.now()
-	// A jump forward may be a suspend that the kernel did not account for.
+	// A jump forward may be a suspend that the kernel does not report.
 	resumed := slept > 0 || jump > stepLimit
 	if !resumed && jump > -stepLimit {
 		return
@@ -82,10 +82,10 @@ func (a *Agent) watchClocks() {
 	s.SetAttributes(attribute.Float64("lull.slept_seconds", slept.Seconds()))
 	a.state.Vetoes = veto{}
 	if p := &a.server; p.order != nil && p.done != nil && p.done.Done {
-		a.state.Prepared = nil // the server's stop happened
+		a.state.Prepared = nil // the server's stop has happened
 	}
 	for _, reason := range []string{reasonTTL, reasonComplete} {
-		delete(a.state.Warned, reason) // users were warned before the machine slept, so they are warned again
+		delete(a.state.Warned, reason) // the warning was before the suspend, so users must be warned again
 	}
 	a.clearWarnings()
 	a.record(agentctl.Entry{Kind: "resume", Sentence: sentence, Outcome: copyOf(a.state.Last), Slept: idle.Duration(max(slept, 0))})
@@ -94,27 +94,28 @@ func (a *Agent) watchClocks() {
 	a.refresh(func(agentctl.Reload) { s.End() })
 }
 
-// concludeDown ends the action that took the machine down, now that it is back
-// with its memory. The returned context carries that action's span. A call
-// without an answer also counts if the machine slept: a command that hibernates
-// answers after the resume.
+// concludeDown ends the action that took the machine down, after the machine has
+// resumed with its memory. It returns ctx with that action's span. If the call has
+// not been answered, a suspend counts as its success, because a command that
+// hibernates answers only after the resume.
 func (a *Agent) concludeDown(slept time.Duration) context.Context {
 	at, last := a.acting, a.state.Last
 	if at == nil || last.EndedAt != nil || !at.sent || last.Phase != phaseAccepted && slept == 0 {
 		return a.ctx
 	}
 	a.finish(phaseDone, "the machine was down and kept its memory (same boot id)")
-	a.state.Prepared, a.state.Warned = nil, nil // the stop happened
+	a.state.Prepared, a.state.Warned = nil, nil // the stop has happened
 	a.tagged.final(last.Action)
 	if done := a.state.Completed; done != nil && last.Reason == reasonComplete {
-		// It was carried out: the machine was not resumed to go down again.
+		// The completion was carried out, so it must not take the resumed machine
+		// down again.
 		a.state.Obeyed, a.state.Completed = done.FileAt, nil
 	}
 	return trace.ContextWithSpanContext(a.ctx, at.span.SpanContext())
 }
 
-// shift moves every stored time by a jump of the wall clock, so that durations
-// survive it.
+// shift moves every stored time by a jump of the wall clock, so that the durations
+// between them stay the same.
 func (a *Agent) shift(d time.Duration) {
 	for _, t := range []*time.Time{&a.started, &a.booted, &a.machine.activity, &a.state.SnoozedUntil, &a.state.WarnedAt,
 		&a.state.ResumedAt, &a.state.Vetoes.Since, &a.state.Vetoes.Until, &a.config.readAt, &a.nextAt,
@@ -157,7 +158,7 @@ func (a *Agent) shift(d time.Duration) {
 	}
 	for reason, x := range a.state.Warned {
 		x.Sent = x.Sent.Add(d)
-		if reason != reasonTTL { // a deadline is a time of the wall clock
+		if reason != reasonTTL { // a deadline is a time of the wall clock, and is not moved
 			x.At = x.At.Add(d)
 		}
 	}
@@ -169,7 +170,7 @@ func (a *Agent) shift(d time.Duration) {
 	}
 }
 
-// roundReadings returns the readings of the round in progress.
+// roundReadings returns the readings of the round in progress so far.
 func (a *Agent) roundReadings() []idle.Reading {
 	if a.round == nil {
 		return nil
@@ -178,8 +179,8 @@ func (a *Agent) roundReadings() []idle.Reading {
 }
 
 // startRound starts a round, or joins the one in progress, and calls done in the loop
-// when it has ended. With thrift set, slow signals are skipped while a cheap
-// one is active. Only the span of ctx is used.
+// when it has ended. With thrift set, slow signals are not read if a cheap one is
+// active. Of ctx only the span is used.
 func (a *Agent) startRound(ctx context.Context, thrift bool, done func()) {
 	if a.round != nil {
 		a.round.done = append(a.round.done, done)
@@ -219,11 +220,12 @@ func (a *Agent) startRound(ctx context.Context, thrift bool, done func()) {
 	})
 }
 
-// probeLimit limits the reading of a slow signal, so that no tick waits for it.
+// probeLimit returns the time limit for reading a slow signal. It is below the check
+// interval, so that no tick waits for a reading.
 func (a *Agent) probeLimit(c Config) time.Duration { return min(probeLimit, c.CheckInterval*3/4) }
 
-// askSlow reads one slow signal, unless a previous probe of it is still in
-// progress.
+// askSlow reads one slow signal outside the loop, unless its previous reading has not
+// ended.
 func (a *Agent) askSlow(ctx context.Context, r *round, s Slow, c Config) {
 	name := s.Signal()
 	if a.busy[name] {
@@ -254,7 +256,8 @@ func (a *Agent) askSlow(ctx context.Context, r *round, s Slow, c Config) {
 
 func (r *round) add(x idle.Reading) { r.readings = append(r.readings, x) }
 
-// endRound takes the readings that have arrived. The others are unknown.
+// endRound ends a round with the readings that have arrived. The other signals are
+// unknown.
 func (a *Agent) endRound(r *round) {
 	if r.over {
 		return
@@ -283,21 +286,21 @@ func (a *Agent) endRound(r *round) {
 	}
 }
 
-// rates are the signals that are sampled. All others contain the times of
-// activity between readings, or stay active as long as the use lasts.
+// rates are the signals that are measured over a window. The other signals report the
+// time of the last use, or stay active as long as the use lasts.
 var rates = []string{proc.SignalCPU, proc.SignalNetwork, proc.SignalDisk}
 
-// quietSince returns the time since which the windows of a quiet rate have no
-// gap; zero if a gap was never closed since the agent started. A quiet reading
-// proves only its own window quiet, so idle time restarts after a gap, for
-// example when a jump of the clock restarts the samples. After a hook they
-// restart on purpose: what is missing was lull's own work.
+// quietSince returns since when the windows of a quiet rate are contiguous; zero if
+// there has been no gap since the agent started. A reading proves quiet only for its
+// own window, so idle time restarts after a gap, such as after a jump of the clock.
+// If restarts is set, the gap does not count, because it contains only the work of
+// lull's own hook.
 func (m *machineView) quietSince(x *idle.Reading, restarts bool) time.Time {
 	if m.sampled == nil {
 		m.sampled, m.unseen = map[string]time.Time{}, map[string]time.Time{}
 	}
 	if x.State == idle.Unknown {
-		if restarts || m.sampled[x.Signal].IsZero() { // windows can begin here
+		if restarts || m.sampled[x.Signal].IsZero() { // the first window may begin here
 			m.sampled[x.Signal] = x.At
 		}
 		return time.Time{}
@@ -313,7 +316,7 @@ func (m *machineView) quietSince(x *idle.Reading, restarts bool) time.Time {
 	return m.unseen[x.Signal]
 }
 
-// note stores the result of a finished round.
+// note makes the readings of a finished round the current ones.
 func (a *Agent) note(r *round) {
 	m := &a.machine
 	m.readings, m.notAsked = r.readings, nil
@@ -358,7 +361,8 @@ func (a *Agent) note(r *round) {
 	}
 }
 
-// useOf returns the newest use that a reading proves.
+// useOf returns the time of the newest use that a reading proves; zero if it proves
+// none.
 func useOf(x idle.Reading) time.Time {
 	if x.State == idle.Active && x.LastEvent.IsZero() {
 		return x.At

@@ -11,8 +11,8 @@ import (
 	"lull/internal/core/idle"
 )
 
-// span begins a span about this machine, below the one in ctx. Without a tracer
-// the span records nothing and costs nothing.
+// span starts a span about this machine, as a child of the one in ctx. Without a
+// tracer it does nothing.
 func (a *Agent) span(ctx context.Context, name string, o ...trace.SpanStartOption) (context.Context, trace.Span) {
 	if a.o.Tracer == nil {
 		return ctx, noop.Span{}
@@ -24,7 +24,7 @@ func (a *Agent) span(ctx context.Context, name string, o ...trace.SpanStartOptio
 	return ctx, s
 }
 
-// within runs one step of an action in its own span.
+// within runs a step of an action in a span of its own.
 func (a *Agent) within(ctx context.Context, name string, step func(context.Context) error) error {
 	ctx, s := a.span(ctx, name)
 	defer s.End()
@@ -33,7 +33,7 @@ func (a *Agent) within(ctx context.Context, name string, step func(context.Conte
 	return err
 }
 
-// traceVerdict writes a check's verdict into its span.
+// traceVerdict sets a verdict as attributes of a check's span.
 func (a *Agent) traceVerdict(s trace.Span, v *idle.Verdict) {
 	if !s.IsRecording() {
 		return
@@ -46,7 +46,7 @@ func (a *Agent) traceVerdict(s trace.Span, v *idle.Verdict) {
 		attribute.Int("lull.stage", a.machine.stage), attribute.StringSlice("lull.blocks", blocks))
 }
 
-// traceReading writes a signal's reading into the span of its probe.
+// traceReading sets a reading as attributes of its probe's span.
 func traceReading(s trace.Span, r idle.Reading) {
 	if s.IsRecording() {
 		s.SetAttributes(attribute.String("lull.state", r.State.String()))
@@ -56,14 +56,14 @@ func traceReading(s trace.Span, r idle.Reading) {
 	}
 }
 
-// failedWith marks a span as failed.
+// failedWith marks a span as failed if err is not nil.
 func failedWith(s trace.Span, err error) {
 	if err != nil {
 		s.SetStatus(codes.Error, err.Error())
 	}
 }
 
-// linked links a span to one of another trace.
+// linked returns the option that links a span to one in another trace.
 func linked(to trace.SpanContext) []trace.SpanStartOption {
 	if !to.IsValid() {
 		return nil

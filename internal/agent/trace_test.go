@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
 
-// lines is an in-memory log.
+// lines is a log in memory.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -42,7 +42,7 @@ func (l *lines) decisions() (out []string) {
 	return out
 }
 
-// spans are the recorded spans, by name and by ID.
+// spans are recorded spans, by name and by ID.
 type spans struct {
 	t      *testing.T
 	byName map[string][]sdk.ReadOnlySpan
@@ -96,9 +96,9 @@ func (w *world) traced() (*tracetest.SpanRecorder, *lines) {
 	return r, l
 }
 
-// TestTracesAndLines checks that the deciding check, the warning, the action
-// with its steps and the later resume are connected, and contain the machine,
-// verdict, reason and outcome. Equal checks are one log line.
+// TestTracesAndLines checks that the spans of the deciding check, the warning, the
+// action with its steps, and the later resume are connected, and that they have the
+// machine, verdict, reason and outcome. Equal checks in a row must be one log line.
 func TestTracesAndLines(t *testing.T) {
 	w := newWorld()
 	recorder, log := w.traced()
@@ -149,8 +149,8 @@ func TestTracesAndLines(t *testing.T) {
 	})
 }
 
-// TestTraceOfWhatFails checks that a refused stop, an unknown signal and a
-// canceled action are visible in their spans.
+// TestTraceOfWhatFails checks that a refused stop, an unknown signal and a canceled
+// action can be seen in their spans.
 func TestTraceOfWhatFails(t *testing.T) {
 	w := newWorld()
 	recorder, _ := w.traced()

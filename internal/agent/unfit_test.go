@@ -8,8 +8,9 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// TestUnfitSettings checks that settings that are readable but cannot work are
-// rejected with name and source, from a tag and from the file.
+// TestUnfitSettings checks that settings that can be parsed but cannot work are
+// rejected, with their name and source, whether they come from a tag or from the
+// file.
 func TestUnfitSettings(t *testing.T) {
 	for name, c := range map[string]struct {
 		tags  map[string]string
@@ -56,8 +57,8 @@ func TestUnfitSettings(t *testing.T) {
 	}
 }
 
-// TestNoHookAsSomebodyElse checks that a hook whose user does not exist does
-// not run as the agent's user.
+// TestNoHookAsSomebodyElse checks that a hook whose user does not exist is not run as
+// the agent's own user.
 func TestNoHookAsSomebodyElse(t *testing.T) {
 	h := ShellHooks{}.Run(t.Context(), HookSpec{Command: "id -un", User: "no-such-user", Timeout: time.Minute})
 	if h.Error == "" || h.Output != "" {

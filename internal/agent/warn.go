@@ -20,7 +20,7 @@ type Warning struct {
 	Action   string    `json:"action"`
 	At       time.Time `json:"at"` // the earliest time of the action
 	Sentence string    `json:"sentence"`
-	URL      string    `json:"-"` // of the webhook; empty for none
+	URL      string    `json:"-"` // URL of the webhook; empty if there is none
 }
 
 // Text returns the warning for a terminal.
@@ -41,10 +41,11 @@ func (w Warning) Text() string {
 	return s
 }
 
-// Withdrawal is the message that a warning no longer applies.
+// Withdrawal is the message that a warning no longer applies. With a zero Warning,
+// only the warning file is updated.
 type Withdrawal struct {
-	Warning Warning   // with the zero value, only the file is updated
-	Why     string    // the rest of a sentence: "snoozed until ..."
+	Warning Warning   // the warning that no longer applies
+	Why     string    // completes a sentence, such as "snoozed until ..."
 	Left    []Warning // warnings that still apply, soonest first
 }
 
@@ -56,21 +57,21 @@ func (w Withdrawal) Text() string {
 // announced is a pending warning.
 type announced struct {
 	Warning
-	ID   string    `json:"id,omitempty"` // of the due it is about, or of the server's warning
+	ID   string    `json:"id,omitempty"` // ID of the due, or of the server's warning
 	Sent time.Time `json:"sent"`
 }
 
-// serverWarning is the key of a warning that the server requested.
+// serverWarning is the key of the warning that the server requested.
 const serverWarning = "server"
 
-// means reports whether the warning still applies to d: not if d was since
-// moved beyond the announced time.
+// means reports whether the warning still applies to d. It does not if d was moved to
+// later than announced.
 func (x *announced) means(d due) bool {
 	return x.ID == d.id && x.Action == d.action && !d.at.After(x.At)
 }
 
-// warn sends a warning outside the loop. It replaces the one under the same
-// key. The span in ctx is the one of the decision.
+// warn sends a warning outside the loop, and records it under key in place of an
+// earlier one. ctx has the span of the decision.
 func (a *Agent) warn(ctx context.Context, key, id string, w Warning) {
 	_, s := a.span(ctx, "agent.warning")
 	s.SetAttributes(attribute.String("lull.reason", w.Reason), attribute.String("lull.action", w.Action))
@@ -91,8 +92,8 @@ func (a *Agent) warn(ctx context.Context, key, id string, w Warning) {
 	}, func() { s.End() })
 }
 
-// deliver runs one delivery of the Warner outside the loop, after the previous
-// one, and then calls done.
+// deliver runs send outside the loop, after the previous delivery has ended, and then
+// calls done in the loop.
 func (a *Agent) deliver(send func(context.Context) error, done func()) {
 	if a.o.Warner == nil {
 		done()
@@ -115,12 +116,12 @@ func (a *Agent) deliver(send func(context.Context) error, done func()) {
 		done()
 		return func() {
 			a.alarmIf(err != nil, "warning_undelivered", fmt.Sprintf("A warning did not reach all users: %v.", err))
-			a.save(nil) // the time of our write to terminals
+			a.save(nil) // stores when lull itself wrote to terminals
 		}
 	})
 }
 
-// review withdraws warnings that no longer apply.
+// review withdraws the warnings that no longer apply.
 func (a *Agent) review(now time.Time) {
 	if a.acting != nil {
 		return
@@ -133,11 +134,11 @@ func (a *Agent) review(now time.Time) {
 	}
 }
 
-// lifted returns why what x announced does not happen; empty if it still does.
+// lifted returns why what x announced will not happen; empty if it still will.
 func (a *Agent) lifted(now time.Time, key string, x *announced) string {
 	switch {
 	case key == serverWarning:
-		return "" // the server says so itself
+		return "" // the server will withdraw it itself
 	case a.halted():
 		return "automatic actions are halted"
 	case key == reasonIdle:
@@ -147,7 +148,7 @@ func (a *Agent) lifted(now time.Time, key string, x *announced) string {
 		switch {
 		case d.reason != key:
 		case !d.at.After(x.At):
-			return "" // another action is announced separately
+			return "" // users are warned of the other action separately
 		case key == reasonTTL:
 			return "the TTL was moved to " + d.at.Format(time.RFC3339)
 		default:
@@ -160,8 +161,8 @@ func (a *Agent) lifted(now time.Time, key string, x *announced) string {
 	return "the completion was withdrawn"
 }
 
-// liftedIdle is lifted for idleness. A verdict that is briefly unknown
-// withdraws nothing before the announced time has passed.
+// liftedIdle is lifted for the warning of an idle action. Until the announced time
+// has passed, a verdict that is unknown for a moment does not withdraw the warning.
 func (a *Agent) liftedIdle(now time.Time, x *announced) string {
 	v := a.machine.verdict
 	grace := x.At.Add(max(a.config.policy().WarnsBefore(), 2*a.config.CheckInterval))
@@ -185,7 +186,8 @@ func (a *Agent) liftedIdle(now time.Time, x *announced) string {
 	return "it is no longer idle"
 }
 
-// withdraw withdraws the warning under a key wherever it was delivered.
+// withdraw withdraws the warning under key wherever it was delivered. why is for
+// users.
 func (a *Agent) withdraw(key, why string) {
 	x := a.state.Warned[key]
 	if x == nil {
@@ -193,7 +195,7 @@ func (a *Agent) withdraw(key, why string) {
 	}
 	delete(a.state.Warned, key)
 	if key == reasonIdle {
-		a.state.WarnedAt = time.Time{} // the next stop needs its own warning
+		a.state.WarnedAt = time.Time{} // the next stop needs a warning of its own
 	}
 	out := Withdrawal{Warning: x.Warning, Why: why, Left: a.warnings()}
 	out.Warning.URL = a.config.NotifyURL
@@ -203,7 +205,7 @@ func (a *Agent) withdraw(key, why string) {
 	a.deliver(func(ctx context.Context) error { return a.o.Warner.Withdraw(ctx, out) }, func() {})
 }
 
-// warnings returns the pending ones, soonest first.
+// warnings returns the pending warnings, soonest first.
 func (a *Agent) warnings() (out []Warning) {
 	for _, x := range a.state.Warned {
 		out = append(out, x.Warning)
@@ -212,7 +214,7 @@ func (a *Agent) warnings() (out []Warning) {
 	return out
 }
 
-// clearWarnings updates the file of the warning without notifying users.
+// clearWarnings updates the warning file without notifying users.
 func (a *Agent) clearWarnings() {
 	left := a.warnings()
 	a.deliver(func(ctx context.Context) error { return a.o.Warner.Withdraw(ctx, Withdrawal{Left: left}) }, func() {})

@@ -23,16 +23,16 @@ import (
 	"lull/internal/platform/proc"
 )
 
-// UserWarner is the Warner of a real machine: every terminal, a file, the desktop
-// of a session, and a webhook. A failure of one is reported and does not
-// prevent the others.
+// UserWarner is the Warner of a real machine. It writes to every terminal, a file,
+// the desktops of sessions, and a webhook. If one of them fails, the others are still
+// notified.
 type UserWarner struct {
 	Terminals string          // directory of terminals, such as /dev/pts; empty for none
 	Consoles  []string        // further terminals, such as /dev/tty1
-	Own       *proc.OwnWrites // records the writes, so that they do not count as use
-	File      string          // such as /run/lull/warning; empty for none
+	Own       *proc.OwnWrites // records lull's own writes, so that they do not count as use
+	File      string          // path of the warning file, such as /run/lull/warning; empty for none
 	Desktops  string          // directory of the users' session buses, such as /run/user; empty for none
-	HTTP      *http.Client    // nil for no webhook
+	HTTP      *http.Client    // client for the webhook; nil for none
 	Host      string
 }
 
@@ -61,8 +61,8 @@ func (p UserWarner) Warn(ctx context.Context, w Warning) error {
 	return errors.Join(errs...)
 }
 
-// Withdraw implements Warner: a line on every terminal, the file without the
-// warning, and the webhook.
+// Withdraw implements Warner. It writes a line to every terminal, updates the file,
+// and calls the webhook.
 func (p UserWarner) Withdraw(ctx context.Context, w Withdrawal) error {
 	var errs []error
 	switch {
@@ -91,8 +91,8 @@ func (p UserWarner) Withdraw(ctx context.Context, w Withdrawal) error {
 	return errors.Join(errs...)
 }
 
-// terminals writes text to every terminal. A terminal that accepts nothing,
-// because its reader has stopped it, is skipped.
+// terminals writes text to every terminal and returns how many it reached. It skips a
+// terminal that accepts nothing because output to it is stopped.
 func (p UserWarner) terminals(text string) (reached int, err error) {
 	var paths []string
 	if p.Terminals != "" {
@@ -121,7 +121,8 @@ func (p UserWarner) write(path, text string) error {
 		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	// Noted before and after: the kernel's time of the write lies in between.
+	// Note the time before and after the write, because the kernel's time of the
+	// write is in between.
 	p.Own.Note(time.Now())
 	defer func() { p.Own.Note(time.Now()) }()
 	if _, err := unix.Write(fd, []byte(text)); err != nil {
@@ -130,7 +131,8 @@ func (p UserWarner) write(path, text string) error {
 	return nil
 }
 
-// wall is the fallback if the terminals cannot be listed or written.
+// wall writes text with the wall command, for when the terminals cannot be listed or
+// written.
 func (p UserWarner) wall(ctx context.Context, text string) error {
 	cmd := exec.CommandContext(ctx, "wall")
 	cmd.Stdin = strings.NewReader(text)
@@ -150,7 +152,7 @@ func (p UserWarner) webhook(ctx context.Context, event, why string, w Warning) e
 	b, err := json.Marshal(struct {
 		Event string `json:"event"` // idle_warning, idle_warning_withdrawn
 		Host  string `json:"host"`
-		Why   string `json:"why,omitempty"` // of a withdrawal
+		Why   string `json:"why,omitempty"` // why a warning was withdrawn
 		Warning
 	}{event, p.Host, why, w})
 	if err != nil {
@@ -172,8 +174,8 @@ func (p UserWarner) webhook(ctx context.Context, event, why string, w Warning) e
 	return nil
 }
 
-// withoutURL removes the address from an HTTP error: a webhook's address is a
-// secret, and this error is shown and reported.
+// withoutURL removes the URL from an HTTP error. A webhook's URL is a secret, and the
+// error is shown and reported.
 func withoutURL(err error) error {
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		return e.Err

@@ -10,12 +10,13 @@ import (
 	"lull/internal/lib/errtest"
 )
 
-// haltWithin is how soon a halt must be in effect everywhere.
+// haltWithin is the time within which a halt must take effect everywhere.
 const haltWithin = 5 * time.Second
 
-// TestFleetHaltReachesTheAgent checks that a halt and its end reach the agent
-// within 5 s, whether or not the machine is a worker, and across restarts of
-// the agent while the server is away. Deadlines are held too.
+// TestFleetHaltReachesTheAgent checks that a halt and its end reach the agent within
+// 5 s, whether or not the machine is a worker, and that the agent keeps the halt
+// across restarts while the server cannot be reached. The halt must hold deadlines
+// too.
 func TestFleetHaltReachesTheAgent(t *testing.T) {
 	for name, o := range map[string]options{
 		"worker":    {holder: worker.HolderAgent, sources: []string{"agent"}},
@@ -67,13 +68,13 @@ func TestFleetHaltReachesTheAgent(t *testing.T) {
 				r.wait(haltWithin)
 				halted(false)
 
-				// A halt with an end is over then, although the server is away
-				// and however wrong the machine's clock is.
+				// A halt with an end is over at that time, although the server cannot
+				// be reached and however wrong the machine's clock is.
 				until := time.Now().Add(10 * time.Minute)
 				setHalt(halt.Request{On: true, Until: &until})
 				r.wait(haltWithin)
 				halted(true)
-				if o.unknown { // autonomous actions of a worker's agent are not under test
+				if o.unknown { // for a worker's agent, acting without its server is not tested here
 					away(true)
 				}
 				held(9 * time.Minute)

@@ -18,8 +18,7 @@ import (
 	"lull/internal/protocol/control"
 )
 
-// kept is in-memory evidence, written with the recorder and the codec of a
-// journal.
+// kept is evidence in memory, written with a journal's recorder and codec.
 type kept struct {
 	t   *testing.T
 	mu  sync.Mutex
@@ -69,7 +68,7 @@ func (k *kept) of(object string) (n int) {
 	return n
 }
 
-// then returns the agent's own account of a time of its own clock.
+// then returns the agent's own explanation for a time of its own clock.
 func (k *kept) then(at time.Time) why.Account {
 	var c evidence.Recall
 	q := evidence.Query{Object: why.KindAgent, From: at, To: at}
@@ -79,7 +78,8 @@ func (k *kept) then(at time.Time) why.Account {
 	return why.Past(why.Account{At: at, Kind: why.KindAgent}, c)
 }
 
-// gist is the part in which two accounts of one time must agree.
+// gist returns the part in which the agent's and the server's explanations of one
+// time must agree.
 func gist(a why.Account) string {
 	out := ""
 	if a.Verdict == nil {
@@ -101,10 +101,10 @@ func gist(a why.Account) string {
 	return out + fmt.Sprintf("timeout %s, idle %t, eligible %t", time.Duration(a.Policy.Timeout), a.Verdict.IsIdle, a.Verdict.Eligible)
 }
 
-// TestServerKnowsTheAgentsPast asks agent and server for the state at every
-// past minute of two eventful hours. Both answer the same, with the agent's
-// clock right and hours wrong, whether or not the machine is a worker. The
-// server reports what it did not receive as unknown.
+// TestServerKnowsTheAgentsPast asks agent and server about every past minute of two
+// eventful hours. Both must give the same explanation, with the agent's clock right
+// or hours wrong, whether or not the machine is a worker. What the server did not
+// receive it must report as unknown.
 func TestServerKnowsTheAgentsPast(t *testing.T) {
 	for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
 		for _, unknown := range []bool{false, true} {
@@ -117,7 +117,7 @@ func TestServerKnowsTheAgentsPast(t *testing.T) {
 	}
 }
 
-// lives simulates two hours and compares the answers about them.
+// lives simulates two hours and compares the explanations of each minute.
 func (r *rig) lives(skew time.Duration) {
 	t := r.t
 	begun := time.Now()
@@ -132,7 +132,7 @@ func (r *rig) lives(skew time.Duration) {
 	then(5*time.Minute, func() {
 		errtest.Get(r.agent.HoldLease(t.Context(), agentctl.LeaseRequest{Holder: "ci", Reason: "a\nbuild", TTL: idle.Duration(10 * time.Minute)}))(t)
 	})
-	then(10*time.Minute, func() {}) // the lease ends
+	then(10*time.Minute, func() {}) // until the lease ends
 	then(5*time.Minute, func() {
 		errtest.Get(r.agent.Snooze(t.Context(), agentctl.SnoozeRequest{For: idle.Duration(8 * time.Minute)}))(t)
 	})
@@ -154,7 +154,7 @@ func (r *rig) lives(skew time.Duration) {
 			}
 			continue
 		}
-		near := at.After(cutAt) && at.Before(cutAt.Add(18*time.Minute)) // the agent retries with backoff
+		near := at.After(cutAt) && at.Before(cutAt.Add(18*time.Minute)) // the agent retries with backoff, so the server may hear of this later
 		for _, c := range changes {
 			near = near || at.Sub(c) > -90*time.Second && at.Sub(c) < 150*time.Second
 		}
@@ -207,11 +207,11 @@ func (r *rig) lives(skew time.Duration) {
 	}
 }
 
-// TestServerSaysWhoStopped asks the server about a machine that its agent
+// TestServerSaysWhoStopped checks what the server says about a machine that its agent
 // stopped.
 func TestServerSaysWhoStopped(t *testing.T) {
 	run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}}, func(r *rig) {
-		t := r.t // of the bubble
+		t := r.t // the bubble's t
 		r.until("the stop", 90*time.Minute, r.stopped)
 		r.wait(10 * time.Minute)
 		y := errtest.Get(r.asks.AgentWhy(t.Context(), r.id, time.Time{}))(t)

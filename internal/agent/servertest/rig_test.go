@@ -44,41 +44,41 @@ const region = "us-east-1"
 
 var operator = audit.Actor{Name: "anna", Kind: audit.KindUser}
 
-// rig is one machine with its agent, and the server.
+// rig is one machine with its agent, and a server.
 type rig struct {
 	t     *testing.T
 	sim   *sim.Server
 	fleet *fleet.Fleet
 	ctl   *controller.Controller
-	id    string // of the instance
-	w     string // of the worker
+	id    string // EC2 instance ID
+	w     string // worker ID
 	agent *agent.Agent
-	own   *kept           // evidence of the agent
-	told  *kept           // and of the server
-	asks  *control.Client // of a user
+	own   *kept           // the agent's evidence
+	told  *kept           // the server's evidence
+	asks  *control.Client // a user's client
 
 	mu     sync.Mutex
 	busy   map[string]bool // signals in use
 	broken map[string]bool
-	cml    worker.Telemetry // CML's answer; its times are set when it is read
-	used   bool             // CML is in use
+	cml    worker.Telemetry // CML's telemetry; its times are set when it is read
+	used   bool             // CML reports use
 	cut    bool             // the agent cannot reach the server
-	waits  func()           // ends the call that waits for a halt
-	skew   time.Duration    // of the agent's clock
+	waits  func()           // ends the agent's call that waits for a halt
+	skew   time.Duration    // error of the agent's clock
 	warned []agent.Warning
 	hooks  []string
 	hook   func() agentctl.Hook
-	calls  []string // of the agent to the cloud
-	stops  []string // of the controller to the cloud
+	calls  []string // calls of the agent to the cloud
+	stops  []string // stops that the controller sent
 	files  map[string][]byte
 	config string
 	end    func()
-	reboot func() // ends the agent and starts it again over its state
+	reboot func() // ends the agent and starts a new one with the same state
 }
 
 func (r *rig) with(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
 
-// Machine: the agent's parts.
+// The parts of the agent that belong to the machine.
 
 func (r *rig) Read(now time.Time, _ proc.Limits, into []idle.Reading) []idle.Reading {
 	r.mu.Lock()
@@ -138,7 +138,7 @@ func (r *rig) Run(_ context.Context, h agent.HookSpec) agentctl.Hook {
 	return f()
 }
 
-// instance is the cloud as the agent sees it: the SDK against the simulator.
+// instance is the agent's Cloud: the SDK against the simulator.
 type instance struct {
 	agent.EC2
 	r *rig
@@ -149,7 +149,7 @@ func (i instance) Stop(ctx context.Context, hibernate bool) (string, error) {
 	return i.EC2.Stop(ctx, hibernate)
 }
 
-// reporter is the connection to the server, which can be cut.
+// reporter is the agent's connection to the server, which the test can cut.
 type reporter struct {
 	r  *rig
 	cl *control.Client
@@ -165,7 +165,8 @@ func (p reporter) Report(ctx context.Context, x control.AgentReport) (control.Ag
 	return p.cl.Report(ctx, p.r.id, x)
 }
 
-// AwaitHalt implements agent.HaltFollower. A cut also ends a call in progress.
+// AwaitHalt implements agent.HaltFollower. Cutting the connection also ends a call in
+// progress.
 func (p reporter) AwaitHalt(ctx context.Context, t control.HaltTurn) (control.HaltAnswer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -179,7 +180,7 @@ func (p reporter) AwaitHalt(ctx context.Context, t control.HaltTurn) (control.Ha
 	return p.cl.AwaitAgentHalt(ctx, p.r.id, t)
 }
 
-// counted notes the stops that the controller sends.
+// counted records the stops that the controller sends.
 type counted struct {
 	controller.Mover
 	r *rig
@@ -190,7 +191,7 @@ func (c counted) Stop(ctx context.Context, id string, hibernate bool) (controlle
 	return c.Mover.Stop(ctx, id, hibernate)
 }
 
-// console is a CML that is quiet unless the test says otherwise.
+// console is a CML that reports no use unless the test changes that.
 type console struct{ r *rig }
 
 func (c console) Telemetry(context.Context, json.RawMessage) worker.Telemetry {
@@ -213,14 +214,14 @@ func (c console) RunningLabs(context.Context) (int, error) { return 0, nil }
 type options struct {
 	holder   string
 	sources  []string
-	config   string // of the agent, in addition to the usual one
+	config   string // additional settings of the agent
 	settings map[string]any
 	skew     time.Duration
 	unarmed  bool
-	unknown  bool // the worker is not in the fleet
+	unknown  bool // the fleet has no worker for the machine
 }
 
-// run creates the rig in a bubble, idle and running, and ends it.
+// run runs body in a bubble with a rig whose machine is running and idle.
 func run(t *testing.T, o options, body func(r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -292,7 +293,7 @@ func start(t *testing.T, o options) *rig {
 	}
 	<-api.Ready()
 	<-r.ctl.Ready()
-	time.Sleep(2 * time.Minute) // the worker is observed
+	time.Sleep(2 * time.Minute) // until the worker has been observed
 	stopAgent := func() {}
 	r.reboot = func() {
 		stopAgent()
@@ -333,7 +334,7 @@ func (r *rig) boot(o agent.Options) (stop func()) {
 	return sync.OnceFunc(func() { cancel(); <-ended })
 }
 
-// owner is the controller as the API sees it.
+// owner adapts the controller to server.Live.
 type owner struct{ c *controller.Controller }
 
 func (o owner) Observation(_ context.Context, id string) (control.Observation, bool) {
@@ -350,14 +351,15 @@ func pass(d time.Duration) { time.Sleep(d) }
 
 func (o owner) Verdicts(context.Context) map[string]worker.IdleStatus { return nil }
 
-// wait advances the time by d and then synchronizes with the rig.
+// wait lets d pass and then synchronizes with the rig.
 func (r *rig) wait(d time.Duration) {
-	r.with(func() {}) // orders everything that the test has read before everything after it
+	r.with(func() {}) // orders everything that the test reads afterwards after this
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// until waits until ok returns true, a minute at a time.
+// until polls ok once a minute until it returns true, and returns how long that took.
+// It fails the test after most.
 func (r *rig) until(what string, most time.Duration, ok func() bool) time.Duration {
 	r.t.Helper()
 	begun := time.Now()
@@ -391,7 +393,7 @@ func (r *rig) stays(d time.Duration) {
 	}
 }
 
-// acted checks who stopped the machine, and the record of it.
+// acted checks who stopped the machine, and that the record says so.
 func (r *rig) acted(by string) {
 	r.t.Helper()
 	w := r.worker()
@@ -416,7 +418,7 @@ func (r *rig) say() string {
 	return string(b)
 }
 
-// idle returns the server's verdict.
+// idle returns the server's idle status of the worker.
 func (r *rig) idle() worker.IdleStatus {
 	l, _ := r.ctl.Live(r.w)
 	if l.Idle == nil {

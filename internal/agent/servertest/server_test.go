@@ -15,8 +15,8 @@ import (
 	"lull/internal/protocol/agentctl"
 )
 
-// TestWhoStops stops an idle machine in every combination of holder and
-// sources, with the agent's clock right and hours wrong.
+// TestWhoStops checks who stops an idle machine, in every combination of holder and
+// sources, with the agent's clock right or hours wrong.
 func TestWhoStops(t *testing.T) {
 	for _, sources := range [][]string{{"agent"}, {"cml", "agent"}, {"cml"}} {
 		for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
@@ -48,8 +48,9 @@ func TestWhoStops(t *testing.T) {
 	}
 }
 
-// TestUseHolds keeps a machine up by each listed source, and expects a stop
-// when the use ends. A source that is not listed holds nothing.
+// TestUseHolds checks that use of each listed source keeps the machine running, that
+// it is stopped when the use ends, and that use of a source that is not listed has no
+// effect.
 func TestUseHolds(t *testing.T) {
 	for _, skew := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
 		t.Run("agent "+skew.String(), func(t *testing.T) {
@@ -89,8 +90,9 @@ func TestUseHolds(t *testing.T) {
 	})
 }
 
-// TestUnknownHolds keeps the machine up while the agent's state is unknown: an
-// unreadable signal, a missing agent, an unreachable server.
+// TestUnknownHolds checks that the machine keeps running while the agent's state is
+// unknown: with an unreadable signal, without an agent, and while the server cannot
+// be reached.
 func TestUnknownHolds(t *testing.T) {
 	for name, trouble := range map[string]struct{ on, off func(r *rig) }{
 		"a signal":      {func(r *rig) { r.broken["cpu"] = true }, func(r *rig) { r.broken["cpu"] = false }},
@@ -114,15 +116,15 @@ func TestUnknownHolds(t *testing.T) {
 	t.Run("the agent", func(t *testing.T) {
 		run(t, options{holder: worker.HolderController, sources: []string{"agent"}}, func(r *rig) {
 			r.wait(10 * time.Minute)
-			r.with(func() { r.cut = true }) // and it never comes back
+			r.with(func() { r.cut = true }) // from now on, the agent stays unreachable
 			r.stays(6 * time.Hour)
 		})
 	})
 }
 
-// TestLostServer checks that an agent takes no action because it lost its
-// server: neither one that only reports nor one that decides, since the record
-// that could prevent the action cannot be read.
+// TestLostServer checks that losing its server makes no agent act: neither one that
+// only reports, nor one that decides, because it cannot read whether the server's
+// record forbids the action.
 func TestLostServer(t *testing.T) {
 	for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
 		t.Run(holder, func(t *testing.T) {
@@ -143,8 +145,7 @@ func TestLostServer(t *testing.T) {
 	}
 	t.Run("never heard", func(t *testing.T) {
 		run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}, unknown: true}, func(r *rig) {
-			// A server that knows no such worker leaves the decision to the
-			// agent.
+			// If the server knows no such worker, the agent decides.
 			r.wait(19 * time.Minute)
 			if len(r.calls) != 0 {
 				t.Errorf("the agent called %v before the timeout", r.calls)
@@ -157,13 +158,13 @@ func TestLostServer(t *testing.T) {
 	})
 }
 
-// TestHolds tries everything by which users keep a machine up, on either side,
-// against either holder.
+// TestHolds checks that everything by which users keep a machine running, on the
+// machine or on the server, holds both the agent and the controller.
 func TestHolds(t *testing.T) {
 	for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
 		for name, c := range map[string]struct {
 			on, off func(r *rig)
-			code    idle.Code // of the server's block if the controller decides
+			code    idle.Code // code of the server's block if the controller decides
 		}{
 			"agent snooze": {
 				func(r *rig) {
@@ -213,7 +214,8 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// TestFloorHoldsTheAgent keeps the fleet's floor against an agent that decides.
+// TestFloorHoldsTheAgent checks that the fleet's floor also holds an agent that
+// decides.
 func TestFloorHoldsTheAgent(t *testing.T) {
 	run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}, settings: map[string]any{"min_workers": 1}}, func(r *rig) {
 		r.stays(2 * time.Hour)
@@ -230,8 +232,8 @@ func slowly() agentctl.Hook { pass(8 * time.Minute); return agentctl.Hook{} }
 
 const hooked = "pre-stop: /bin/true\npre-stop-timeout: 10m\n"
 
-// TestHookWhenAsked has the controller ask for the hook before it stops, for
-// every reason but a termination. A veto holds idle stops only.
+// TestHookWhenAsked checks that the controller has the agent run its hook before
+// every stop, but not before a termination, and that a veto holds only idle stops.
 func TestHookWhenAsked(t *testing.T) {
 	stop := func(r *rig) {
 		if _, err := r.fleet.StopWorker(r.t.Context(), operator, r.w); err != nil {
@@ -294,8 +296,8 @@ func TestHookWhenAsked(t *testing.T) {
 	})
 }
 
-// TestUseAtTheLastMoment begins to use the machine while the stop is in
-// progress, and expects it to be canceled.
+// TestUseAtTheLastMoment checks that a stop is canceled if use begins while the stop
+// is in progress.
 func TestUseAtTheLastMoment(t *testing.T) {
 	for _, holder := range []string{worker.HolderController, worker.HolderAgent} {
 		t.Run(holder, func(t *testing.T) {
@@ -303,8 +305,8 @@ func TestUseAtTheLastMoment(t *testing.T) {
 				used := false
 				r.with(func() {
 					r.hook = func() agentctl.Hook {
-						// The hook's own work is not use; work that continues after
-						// it is.
+						// The hook's own work does not count as use. Work that
+						// continues after the hook does.
 						r.with(func() { r.busy["cpu"], used = true, true })
 						return agentctl.Hook{}
 					}
@@ -322,8 +324,8 @@ func TestUseAtTheLastMoment(t *testing.T) {
 	}
 }
 
-// TestHolderChanges moves the power between the two while the machine is idle:
-// one of them stops it, once.
+// TestHolderChanges changes the holder while the machine is idle, and checks that
+// exactly one of agent and controller stops it.
 func TestHolderChanges(t *testing.T) {
 	for _, to := range []string{worker.HolderController, worker.HolderAgent} {
 		for minute := 16; minute <= 36; minute += 2 {
@@ -339,7 +341,7 @@ func TestHolderChanges(t *testing.T) {
 					w := r.worker()
 					intents := int64(1)
 					if r.audited("pause_cancelled") {
-						intents = 2 // one of the former holder, and one of the other
+						intents = 2 // one by each holder
 					}
 					if w.AutoPauseCount != intents || w.ExternalPauseCount != 0 || w.PauseReason != power.ReasonIdleTimeout || len(r.calls)+len(r.stops) != 1 {
 						t.Errorf("changed at minute %d: %s", minute, r.say())
@@ -350,8 +352,8 @@ func TestHolderChanges(t *testing.T) {
 	}
 }
 
-// TestPersonResumesAgainstTheAgent withdraws an agent's intent as a user: the
-// agent is refused, and the machine stays up.
+// TestPersonResumesAgainstTheAgent checks that if a user withdraws an agent's intent,
+// the agent is refused and the machine keeps running.
 func TestPersonResumesAgainstTheAgent(t *testing.T) {
 	run(t, options{holder: worker.HolderAgent, sources: []string{"agent"}, config: hooked}, func(r *rig) {
 		r.with(func() {
