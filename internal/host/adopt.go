@@ -159,7 +159,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 	automatic := was == power.Stopping && i.rec.StoppedBy == stopAfter
 	again := was == power.Stopping && !i.rec.RestartAt.IsZero()
 	i.mu.Unlock()
-	if automatic || again { // as in the earlier daemon, until the next run
+	if automatic || again { // keep holding the ports as the earlier daemon did, until the next run
 		i.shut(true)
 	}
 	if automatic {

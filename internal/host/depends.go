@@ -151,7 +151,7 @@ func (i *inst) rouse() bool {
 
 func (i *inst) dependentWakes() string { return i.name() + dependentSaying }
 
-// dependentSaying ends the reason of a wake by a dependent.
+// dependentSaying is the end of the reason of a wake by a dependent.
 const dependentSaying = ", which depends on it, wakes"
 
 // waking is the context key for the instances that are already being woken in a

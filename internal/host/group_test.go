@@ -126,9 +126,10 @@ func TestRelatedOutside(t *testing.T) {
 	})
 }
 
-// TestGroupIsNotWokenByEnds: a connection that ends, as those of a member that is
-// stopped do, wakes the instance whose client it was and what that depends on, and no
-// other member. A client that comes at the same moment wakes all.
+// TestGroupIsNotWokenByEnds checks that a connection that ends, as those of a
+// stopped member do, wakes the instance to which it led and the dependencies of
+// that, but no other member. A client that comes at the same moment wakes all
+// members.
 func TestGroupIsNotWokenByEnds(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		quiet := func(names ...string) func(*instance.Spec) {
@@ -160,7 +161,7 @@ func TestGroupIsNotWokenByEnds(t *testing.T) {
 				t.Errorf("web was woken by %s: %v", o.LastResumedBy, r.happenings("web", "resumed"))
 			}
 		}
-		// One after the other, before the first is served.
+		// The second request comes before the first is served.
 		for range 2 {
 			all(power.Paused)
 			api := r.byName["api"]
@@ -172,7 +173,8 @@ func TestGroupIsNotWokenByEnds(t *testing.T) {
 			all(power.Running)
 			time.Sleep(4 * time.Minute)
 		}
-		// A client comes while it is awake for less.
+		// A client comes while the instance is awake for a reason that does not
+		// wake its group.
 		for _, less := range []string{"error on tcp", instance.WithinGroup + "data on tcp"} {
 			r.byName["api"].wantWake(less)
 			r.is("api", power.Running)
@@ -185,15 +187,15 @@ func TestGroupIsNotWokenByEnds(t *testing.T) {
 	})
 }
 
-// publisher is a machine whose ports others publish.
+// publisher is a machine on which another program publishes the ports of instances.
 type publisher struct{ *hosttest.Kernel }
 
 func (publisher) HoldPorts(context.Context, string, string, func(string)) error { return nil }
 func (publisher) ReleasePorts(string)                                           {}
 
-// TestGroupInUseIsNotStopped: where others publish the ports, a paused member is not
-// stopped while another one is in use, nor is one that an instance depends on which is
-// awake.
+// TestGroupInUseIsNotStopped checks that, if another program publishes the ports, a
+// paused member is not stopped while another member is in use or a dependent of it
+// is awake.
 func TestGroupInUseIsNotStopped(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.Host.cfg.Runtimes["process"] = publisher{r.k}

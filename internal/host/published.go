@@ -59,8 +59,8 @@ func (i *inst) mayStop() error {
 	return i.staysPaused(err, holdAgain)
 }
 
-// staysPaused publishes why a paused instance is not stopped, and returns it. The stop
-// is tried again after a time.
+// staysPaused publishes that a paused instance is not stopped because of err, and
+// returns err. The stop is tried again after again.
 func (i *inst) staysPaused(err error, again time.Duration) error {
 	why := fmt.Sprintf("not stopped after %s paused: %v", i.stopAfter(), err)
 	i.mu.Lock()

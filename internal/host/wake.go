@@ -55,7 +55,7 @@ func (i *inst) serveWake(why string) {
 		})
 	default: // it runs already, or must not be woken
 		i.requests.asked.Store(nil)
-		if s == power.Running { // perhaps woken for less than a client
+		if s == power.Running { // possibly for a reason that has not woken its group
 			i.wakeGroup(byConnection, why)
 		}
 	}

@@ -75,7 +75,7 @@ func (p *Proc) pending() string {
 		switch {
 		case c.unread:
 			return "data on a simulated connection"
-		case c.closed: // as package sockets says it
+		case c.closed: // the same wording as in package sockets
 			what = "closed by the client: a simulated connection"
 		}
 	}

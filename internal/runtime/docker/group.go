@@ -25,7 +25,7 @@ type member struct {
 	services []string // services of its project that it depends on
 	names    []string // containers, or services of its project, that it depends on
 	addrs    []netip.Addr
-	past     []netip.Addr // of its last run, while it does not run
+	past     []netip.Addr // addresses of its last run, while it does not run
 }
 
 func memberOf(id string, d *details) member {
@@ -124,8 +124,8 @@ func (r *relations) all() map[*member][]string {
 	return out
 }
 
-// at returns the container that has an address, or had it last, and reports whether
-// it is in the same group as container.
+// at returns the container that has an address or, if none has, the one that had it
+// in its last run. It reports whether that is in the same group as container.
 func (r *relations) at(addr netip.Addr, container string) (other string, same bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -142,7 +142,7 @@ func (r *relations) at(addr netip.Addr, container string) (other string, same bo
 	return other, other != "" && g != "" && g == r.of[other].group
 }
 
-// beside returns the other containers of a container's group.
+// beside returns the other containers in the group of a container.
 func (r *relations) beside(container string) (others []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -205,15 +205,16 @@ func (r *Runtime) leaveOutGroup(s *instance.Sample, container string) {
 	})
 }
 
-// leaves reports whether a container was asked by lull to exit, or does not run.
+// leaves reports whether lull has asked a container to exit, or the container does
+// not run.
 func (r *Runtime) leaves(container string) bool {
 	w := r.workOf(container)
 	return w == nil || w.asked.Load()
 }
 
-// goodbye reports whether the reason of a wake is only that other containers of the
-// group leave: what they send on their connections before they close them, and
-// connections that they open.
+// goodbye reports whether the only reason for a wake is that other containers of
+// the group are exiting: they send last data on their connections, or open new
+// ones.
 func (w *Work) goodbye(why string) bool {
 	bye := func(peer netip.AddrPort) bool {
 		other, same := w.r.relations.at(peer.Addr().Unmap(), w.container)

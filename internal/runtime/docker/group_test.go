@@ -58,9 +58,9 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// TestGoodbye: what a container of the group does that was asked to exit, or has exited,
-// is told apart from what others do. cache is in the group and stays, db was asked to
-// exit, job has exited, and alien is of another group.
+// TestGoodbye checks that goodbye recognizes connections of containers of the group
+// that were asked to exit or have exited, and no others. cache is in the group and
+// stays, db was asked to exit, job has exited, and alien is in another group.
 func TestGoodbye(t *testing.T) {
 	var waiting []sockets.Socket
 	fixture := process.Fixture{Sockets: func(sockets.Query) ([]sockets.Socket, error) { return waiting, nil }}
@@ -89,14 +89,14 @@ func TestGoodbye(t *testing.T) {
 		}
 	}
 	for _, addr := range []string{"10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "192.0.2.1"} {
-		is(from(addr), false) // all stay
+		is(from(addr), false) // no container is exiting
 		wait(addr)
 		is(listener, false)
 	}
 	r.works["db"].asked.Store(true)
 	r.works["alien"].asked.Store(true)
 	delete(r.works, "job")
-	r.relations.set("job", member{id: "job", name: "job", group: "shop"}) // without an address
+	r.relations.set("job", member{id: "job", name: "job", group: "shop"}) // it has no address anymore
 	for addr, want := range map[string]bool{"10.0.0.1": false, "10.0.0.2": true, "::ffff:10.0.0.2": true, "10.0.0.3": false, "10.0.0.4": true, "10.0.0.5": false, "192.0.2.1": false} {
 		if netip.MustParseAddr(addr).Is4() {
 			is(from(addr), want)
@@ -112,10 +112,10 @@ func TestGoodbye(t *testing.T) {
 	is(listener, false)
 	is("data on unix /run/x", false)
 
-	// Another container gets the address that job had.
+	// Another container has got the address of job.
 	r.relations.set("late", member{id: "late", name: "late", group: "shop", addrs: []netip.Addr{netip.MustParseAddr("10.0.0.4")}})
 	r.works["late"] = &Work{Work: fixture.Work("late", instance.Identity{}), r: r, container: "late"}
-	for range 20 { // in whatever order they are
+	for range 20 { // the order of the map varies
 		is(from("10.0.0.4"), false)
 	}
 }

@@ -28,7 +28,7 @@ import (
 type ports struct {
 	mu     sync.Mutex
 	gate   *portgate.Gate                      // nil before the first use
-	loaded bool                                // whether this daemon has come to everything that an earlier one held
+	loaded bool                                // whether this daemon has loaded every instance for which an earlier one held ports
 	given  bool                                // whether the shim keeps this gate's rules, or none, in place of an earlier daemon's
 	opened map[string]map[portgate.Port]uint16 // by instance: each published port and the container's own port
 	heard  map[string][]uint16                 // by instance: TCP ports at which its last run could be reached
@@ -157,10 +157,10 @@ func (r *Runtime) HoldPorts(ctx context.Context, id, image string, wake func(str
 	return r.giveGateLocked(ctx)
 }
 
-// giveGateLocked makes the shim keep the gate's rules, so that clients still wait
-// while the daemon restarts. They replace the rules of an earlier daemon, which until
-// loaded hold the clients of containers that this daemon has not come to yet.
-// r.ports.mu must be held.
+// giveGateLocked makes the shim keep this gate's rules, so that clients still wait
+// while the daemon restarts. They replace the rules of an earlier daemon. It does
+// nothing until loaded is set, because until then the earlier rules hold clients of
+// containers that this daemon has not loaded yet. r.ports.mu must be held.
 func (r *Runtime) giveGateLocked(ctx context.Context) error {
 	if !r.ports.loaded || r.ports.given || r.cfg.Process == nil {
 		return nil
@@ -176,8 +176,8 @@ func (r *Runtime) giveGateLocked(ctx context.Context) error {
 	return nil
 }
 
-// dropEarlierGate makes the shim remove the rules of an earlier daemon, once everything
-// that it left was loaded.
+// dropEarlierGate makes the shim remove the rules of an earlier daemon. It must be
+// called once every instance of that daemon has been loaded.
 func (r *Runtime) dropEarlierGate(ctx context.Context) error {
 	r.ports.mu.Lock()
 	defer r.ports.mu.Unlock()

@@ -381,7 +381,7 @@ type Work struct {
 	// paused is set while a pause made by an earlier daemon may still be in
 	// effect. Any other pause was made by a user.
 	paused atomic.Bool
-	asked  atomic.Bool // to exit, by lull
+	asked  atomic.Bool // lull has asked it to exit
 }
 
 // Sample implements instance.Workload. The CPU time of health checks does not
@@ -496,7 +496,7 @@ func (w *Work) Signal(sig syscall.Signal) error {
 		return syscall.ESRCH
 	}
 	if err == nil {
-		if sig == syscall.SIGTERM { // before it can do anything about it
+		if sig == syscall.SIGTERM { // must precede the signal, to which the program reacts at once
 			w.asked.Store(true)
 		}
 		err = w.r.api.do(ctx, w.container, "kill", map[string][]string{"signal": {name}})

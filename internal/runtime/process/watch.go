@@ -84,8 +84,8 @@ func (w *Work) Guard(ports []instance.Endpoint, outbound bool, wake func(string)
 	return g, nil
 }
 
-// Waiting returns the clients whose connections no process has accepted yet, in the
-// network namespace of a run that has its own.
+// Waiting returns the addresses of clients whose connections no process has
+// accepted yet. The run must have a network namespace of its own.
 func (w *Work) Waiting() (peers []netip.AddrPort, err error) {
 	all, err := w.net.dump(sockets.Query{States: []sockets.State{sockets.Established, sockets.CloseWait}})
 	for _, s := range all {
