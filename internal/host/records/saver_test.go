@@ -54,23 +54,23 @@ func TestNotedIsNotDurable(t *testing.T) {
 		write(1)
 		o.rec.Generation = 3
 		s.NoteLater(o, "a")
-		waitLag() // notes 3
+		waitLag() // notes generation 3
 		s.NoteLater(o, "a")
 		waitLag() // already written
-		write(2)  // puts 3
+		write(2)  // puts generation 3
 		write(3)  // already durable
 		o.rec.Generation = 4
 		s.WriteLater(o, "a")
 		s.NoteLater(o, "a")
-		waitLag() // puts 4
+		waitLag() // puts generation 4
 		o.rec.Generation = 5
 		s.NoteLater(o, "a")
 		s.WriteLater(o, "a")
-		waitLag() // puts 5
+		waitLag() // puts generation 5
 		o.rec.Generation = 6
 		s.NoteLater(o, "a")
 		s.Stop()
-		waitLag() // notes 6
+		waitLag() // notes generation 6
 		if got, want := fmt.Sprint(to.list), "[put 1 note 3 put 3 put 4 put 5 note 6]"; got != want {
 			t.Errorf("the writes are %s, want %s", got, want)
 		}
