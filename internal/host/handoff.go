@@ -171,7 +171,7 @@ func (i *inst) keep(ctx context.Context, l *instance.Launch) error {
 		}
 	case err != nil: // another process has the address; the program's own bind will report that
 		i.letGo()
-		i.h.log.Warn("connections are not kept", "instance", i.name(), "err", err)
+		i.h.log.Warn("cannot keep connections while the program does not run", "instance", i.name(), "err", err)
 	default:
 		l.Handoff = addrs
 	}
@@ -235,7 +235,7 @@ func (i *inst) continueStart(ctx context.Context, w Workload) error {
 	i.open()
 	i.scheduleAwake(now)
 	i.ran(power.Stopped)
-	i.emit("started", byRestart, "it began under the daemon before this one")
+	i.emit("started", byRestart, "an earlier daemon started it")
 	return nil
 }
 
@@ -309,7 +309,7 @@ func (i *inst) shut(on bool) {
 		if !on {
 			p.ReleasePorts(i.id)
 		} else if err := i.holdPorts(p, nil); err != nil && !errors.Is(err, instance.ErrNoPorts) {
-			i.h.log.Warn("clients are refused in the meantime", "instance", i.name(), "err", err)
+			i.h.log.Warn("cannot make clients wait; they are refused meanwhile", "instance", i.name(), "err", err)
 		}
 		return
 	}

@@ -64,7 +64,7 @@ func (i *inst) restUnit() {
 	}
 	g, err := i.h.cfg.HeldListeners.Watch(i.id, i.wantWake)
 	if err != nil {
-		i.h.log.Debug("no socket of a stopped unit is held", "instance", i.name(), "err", err)
+		i.h.log.Debug("the sockets of a stopped unit are not held", "instance", i.name(), "err", err)
 		return
 	}
 	i.shut(false)

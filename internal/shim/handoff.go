@@ -83,7 +83,7 @@ func (s *Shim) resumeBind(f *filter) {
 	}
 	s.notes.left.notif.id = 0
 	if valid(f.fd, n.id) {
-		s.log.Warn("answering a bind that the shim before this one had read", "instance", f.id)
+		s.log.Warn("answering a bind that the previous shim had read", "instance", f.id)
 		s.answerBind(f, n)
 	}
 }

@@ -111,7 +111,7 @@ func apart(root, box string) error {
 		return fmt.Errorf("cannot use image: %w", err)
 	}
 	if rel, err := filepath.Rel(real, box); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
-		return fmt.Errorf("cannot use %s as an image: the data directory of this host lies in it, where the container writes", root)
+		return fmt.Errorf("cannot use %s as an image: it contains this host's data directory, to which the container writes", root)
 	}
 	return nil
 }

@@ -79,7 +79,7 @@ func (m Machine) with(image string, memory int64, cpus float64, net instance.Net
 func (r *Runtime) CheckSpec(s *instance.Spec) error {
 	var errs []error
 	if len(s.Command) == 0 && !namesCommand(s.Image) {
-		errs = append(errs, errors.New("cannot use command: it is empty, and a directory or an ext4 image names none"))
+		errs = append(errs, errors.New("cannot use command: it is empty, and neither a directory nor an ext4 image has a default"))
 	}
 	if _, err := (Machine{}).with(s.Image, s.Memory, s.CPUs, s.Net); err != nil {
 		errs = append(errs, err)
@@ -388,7 +388,7 @@ func (r *Runtime) startWithoutKVM(ctx context.Context, l instance.Launch, m Mach
 	if err != nil {
 		return nil, cause
 	}
-	r.log.Warn("KVM does not boot a guest here; software emulation from now on")
+	r.log.Warn("guests do not boot with KVM on this machine; using software emulation from now on")
 	if err := r.remember(cause); err != nil {
 		r.log.Error("the next start tries KVM again", "err", err)
 	}
