@@ -35,7 +35,7 @@ type ring struct {
 	mu      sync.Mutex
 	b       []byte
 	begin   uint64 // offset of b in all output
-	marks   []mark // of b, oldest first
+	marks   []mark // marks of b, oldest first
 	size    int
 	timed   atomic.Bool // whether to send the times of output
 	dropped uint64      // bytes dropped since the last take

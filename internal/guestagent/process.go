@@ -189,7 +189,7 @@ func makeDir(root, dir string) error {
 		return nil
 	}
 	if _, err := r.Stat(at); !errors.Is(err, os.ErrNotExist) {
-		return nil // it exists, or entering it will fail with the reason
+		return nil // the directory exists, or entering it will fail with the reason
 	}
 	return r.MkdirAll(at, 0o755)
 }

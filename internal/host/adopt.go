@@ -214,7 +214,7 @@ func (i *inst) adopt(ctx context.Context, limit time.Duration) error {
 
 // How far an automatic stop came before its daemon died.
 const (
-	stopOff  = iota // it was canceled, or the program was not asked to exit: the stop is decided again
+	stopOff  = iota // canceled, or the program was not asked to exit: the stop is decided again
 	stopOn          // the program exits when it is thawed
 	stopOver        // the program has exited
 )

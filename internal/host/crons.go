@@ -58,7 +58,7 @@ func (i *inst) readTimers(w Workload) bool {
 		err    error
 	}
 	read := make(chan result, 1)
-	go func() { // it may outlive the check
+	go func() { // the reading may outlive the check
 		timers, err := t.Timers()
 		i.mu.Lock()
 		i.timed.reading = false

@@ -92,7 +92,7 @@ func (c *modelCron) run(ctx context.Context) {
 				virtual++
 				c.check(virtual, false, true)
 			}
-		case late > 0: // it overslept
+		case late > 0: // the cron overslept
 			for virtual < running {
 				virtual++
 				c.check(virtual, true, true)

@@ -77,7 +77,7 @@ type step struct {
 type attempt struct {
 	i      *inst
 	ctx    context.Context
-	by     string // idle_timeout, manual, ...
+	by     string // actor, such as idle_timeout or manual
 	reason string
 	force  bool // a user forced it: open connections and leases do not prevent it
 	// adopted is set for the pause of an earlier daemon. Its time, cause and count

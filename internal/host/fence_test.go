@@ -537,7 +537,7 @@ type scene struct {
 	names  []string
 	quiet  bool // open connections do not keep the instance awake
 	paused bool // the instance is already paused, and its next step is due
-	deep   bool // that step is hibernation, not a stop
+	deep   bool // the next step is hibernation, not a stop
 	kept   bool // the sockets of the program are kept; not with deep
 }
 

@@ -89,7 +89,7 @@ type loops struct {
 // reads it for each connection.
 type ports struct {
 	up        atomic.Bool                     // the application accepts connections
-	backends  atomic.Pointer[[]relay.Backend] // of the relayed endpoints, in order
+	backends  atomic.Pointer[[]relay.Backend] // backends of the relayed endpoints, in order
 	kept      atomic.Bool                     // sockets are kept for the program, of its last launch or of a unit
 	noHandoff atomic.Pointer[string]          // why sockets cannot be handed to the program; nil if they can
 }
@@ -128,7 +128,7 @@ type seen struct {
 	block    *idle.Block // why it cannot be paused, from the runtime
 	trouble  string      // why the workload cannot work, or ""
 	verdict  idle.Verdict
-	line     evidence.Line // its line of decisions in the log
+	line     evidence.Line // line of the instance's decisions in the log
 }
 
 // says holds what programs report about themselves, and the commands that run

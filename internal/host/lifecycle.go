@@ -264,7 +264,7 @@ func (i *inst) startFailed(w Workload, cause error, restart bool) error {
 		exit := e.exit
 		r.Exit = &exit
 		if ended != nil {
-			r.StartedAt = exit.At // it was never ready
+			r.StartedAt = exit.At // the program was never ready
 		}
 		if ended != nil || errors.Is(cause, errEnded) {
 			r.ApplyRestartRule(exit, now)
@@ -292,7 +292,7 @@ func (i *inst) forgetRun() {
 	i.seen.readings, i.seen.conns, i.seen.block, i.seen.trouble = nil, 0, nil, ""
 	i.resetProbesLocked()
 	i.timed = timed{reading: i.timed.reading}
-	if i.says.inside { // its work in progress has ended with it
+	if i.says.inside { // the programs' work in progress has ended
 		i.says.inside, i.says.busy = false, i.says.busy-1
 	}
 	i.mu.Unlock()

@@ -391,7 +391,7 @@ func TestDetached(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.k.Fail(hosttest.Listening, errWorld) // it is not ready yet
+			r.k.Fail(hosttest.Listening, errWorld) // so that the program is not ready yet
 			ctx, cancel := context.WithCancel(context.Background())
 			time.AfterFunc(time.Second, cancel)
 			if err := r.Complete(ctx, func(ctx context.Context) error { return r.Start(ctx, id, ByManual) }); !errors.Is(err, context.Canceled) {

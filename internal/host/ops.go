@@ -498,7 +498,7 @@ func (h *Host) StopAll(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, i := range h.all() {
 		if i.spec().Adopted != nil {
-			continue // it continues to run, as without lull
+			continue // the program continues to run, as without lull
 		}
 		slots <- struct{}{}
 		wg.Go(func() {

@@ -138,7 +138,7 @@ func (i *inst) sample(w Workload) (idle.Evidence, *instance.Unseen) {
 		i.seen.base = s
 	}
 	unseen := s.Unseen
-	s.Unseen = nil // it applies to this sample only
+	s.Unseen = nil // not kept, because it applies to this sample only
 	i.seen.last = s
 	i.seen.unheard = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
 	i.seen.readings = i.h.cfg.Thresholds.Readings(i.seen.base, s, time.Duration(i.spec().QuietConnectionAfter), now)

@@ -116,7 +116,7 @@ func (h *Host) enter(ctx context.Context, i *inst, c call) (leave func(), err er
 		if l.Covers(h.room.Needs(i)) {
 			return func() { i.release(); l.End() }, nil
 		}
-		i.release() // it has gone deeper meanwhile and needs more
+		i.release() // i has gone deeper meanwhile and needs more
 		l.End()
 	}
 }

@@ -53,7 +53,7 @@ func (i *inst) serveWake(why string) {
 				i.h.log.Error("cannot start for a connection", "instance", i.name(), "err", err)
 			}
 		})
-	default: // it runs already, or must not be woken
+	default: // the instance runs already, or must not be woken
 		i.requests.asked.Store(nil)
 		if s == power.Running { // possibly for a reason that has not woken its group
 			i.wakeGroup(byConnection, why)

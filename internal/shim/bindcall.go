@@ -20,7 +20,7 @@ type bindCall struct {
 	tid  int
 	fd   int
 	addr netip.AddrPort
-	path string // of a unix socket, in place of addr
+	path string // path of a unix socket, in place of addr
 }
 
 // readCall reads the arguments of a reported bind. It returns false if the address

@@ -141,7 +141,7 @@ func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 	defer unix.Close(own)
 	kind, err := unix.GetsockoptInt(own, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err != nil {
-		return false, nil // it is not a socket
+		return false, nil // the descriptor is not a socket
 	}
 	h, ok := s.heldFor(f.id, c, kind == unix.SOCK_DGRAM)
 	if !ok {

@@ -206,7 +206,7 @@ func (s *Shim) takeKept(m keptMessage, fds []int) {
 // limitIO bounds how long a message on fd may take.
 func limitIO(fd int) {
 	limit := unix.NsecToTimeval(keepAck.Nanoseconds())
-	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // it also works without the limit
+	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit) // without the limit it works too
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
 }
 
@@ -426,7 +426,7 @@ func startShim(dir string) error {
 	if err != nil {
 		return err
 	}
-	_ = os.Unsetenv("GOMAXPROCS") // it was set for the watchdog only
+	_ = os.Unsetenv("GOMAXPROCS") // set for the watchdog only
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

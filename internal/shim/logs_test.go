@@ -45,7 +45,7 @@ func TestLogCannotBeWritten(t *testing.T) {
 	b := newBench(t).start()
 	l := b.launch("full", 1, "yes 012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678 | head -c 5000000; echo done > $OUT; until [ -e $OUT.go ]; do sleep 0.01; done; echo after; exit 4")
 	dir := filepath.Join(b.dir, "later")
-	l.LogPath, l.LogMax = filepath.Join(dir, "log"), 2*before // its directory does not exist yet
+	l.LogPath, l.LogMax = filepath.Join(dir, "log"), 2*before // the log's directory does not exist yet
 	errtest.Get(b.c.Start(waittest.Context(t), l))(t)
 	b.waitText(b.dir+"/out", "done")
 	errtest.None(t, os.Mkdir(dir, 0o700))

@@ -46,7 +46,7 @@ func Main(ctx context.Context, args []string) int {
 	if err != nil {
 		log.Warn("cannot raise the limit on open files", "limit", limit, "err", err)
 	}
-	debug.SetGCPercent(50) // it lives for months and does little
+	debug.SetGCPercent(50) // the shim lives for months and does little
 	s, err := New(Config{Dir: *dir, Exe: exe, Release: release(), Log: log, Gone: *gone, Linger: *linger})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

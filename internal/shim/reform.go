@@ -46,7 +46,7 @@ func (s *Shim) reform(f *filter, h held, want form, own int) (held, error) {
 	}
 	s.log.Info("a held socket was replaced to match the program's address", "instance", f.id, "from", h.as.String(), "to", want.String())
 	s.srv.Send(shimctl.VerbHeld, shimctl.HeldChanged{ID: f.id})
-	if want.udp { // its datagrams cannot be forwarded under their senders' addresses
+	if want.udp { // datagrams cannot be forwarded under their senders' addresses
 		unix.Close(h.fd)
 		return next, nil
 	}

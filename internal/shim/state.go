@@ -155,7 +155,7 @@ func loadAll[T any](dir string, check func(T) error) ([]T, error) {
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		if strings.HasSuffix(path, ".new") {
-			_ = os.Remove(path) // it was never completed, so nothing relies on it
+			_ = os.Remove(path) // an incomplete file, on which nothing relies
 			continue
 		}
 		var v T

@@ -125,7 +125,7 @@ type waiter struct {
 	leave        *Leave
 	err          error         // why it was refused
 	done         chan struct{} // closed when leave or err is set
-	reason       string        // which resource it waits for
+	reason       string        // which resource the request waits for
 }
 
 // Leave is a grant. It is in effect until End.

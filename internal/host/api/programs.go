@@ -72,7 +72,7 @@ func (p *Programs) serve(ctx context.Context, c *net.UnixConn) error {
 	}
 	busy := false
 	defer func() {
-		if busy { // it has disconnected without reporting that its work is done
+		if busy { // the program has disconnected without reporting that its work is done
 			_ = p.Host.ProgramBusy(id, -1) // fails only if the instance was removed
 		}
 	}()

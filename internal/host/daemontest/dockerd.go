@@ -22,7 +22,7 @@ type Dockerd struct {
 	T         testing.TB
 	dir       string
 	namespace string // network namespace, a file; "" for that of the test
-	bridge    string // its own, without a namespace of its own
+	bridge    string // the daemon's own bridge, if it has no network namespace of its own
 	cmd       *exec.Cmd
 	gone      chan struct{}
 }

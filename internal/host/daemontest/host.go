@@ -162,7 +162,7 @@ func (h *Host) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), WaitLimit)
 	defer cancel()
 	switch {
-	case h.cmd == nil: // it was never started
+	case h.cmd == nil: // the daemon was never started
 	case !h.Over():
 		h.removeAll(ctx)
 		_ = h.cmd.Process.Signal(syscall.SIGTERM)

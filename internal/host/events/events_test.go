@@ -101,7 +101,7 @@ func TestEventsOutliveTheDaemon(t *testing.T) {
 		}
 	}
 	has(daemon(10, 0, "started", "paused"), 0, false, all)
-	s := daemon(10, 1<<50, "resumed") // its clock is ahead, and is set back afterwards
+	s := daemon(10, 1<<50, "resumed") // the clock is ahead, and is set back afterwards
 	has(s, 0, false, all)
 	for n, e := range all {
 		if seq, unknown := s.From(fmt.Sprint(e.Seq)); seq != e.Seq || unknown {

@@ -128,7 +128,7 @@ func (k *Kernel) connect(id string, n int, gate *Gate) *Client {
 		opened := q.shut
 		k.mu.Unlock()
 		<-opened
-		k.pointWith("connect", c.State) // its first packet was ignored, so it sends it again
+		k.pointWith("connect", c.State) // the client's first packet was ignored, so it is sent again
 		k.mu.Lock()
 		q = k.kept[id]
 	}

@@ -65,8 +65,8 @@ type Runtime struct {
 
 	mu        sync.Mutex
 	works     map[string]*Work
-	managers  map[string]*systemd.Conn // by socket
-	followers map[string]*follower     // of units, by instance
+	managers  map[string]*systemd.Conn // by socket path
+	followers map[string]*follower     // followers of units, by instance ID
 	wakes     sync.WaitGroup           // goroutines of works and followers
 }
 

@@ -318,7 +318,7 @@ func (w *Work) await(ctx context.Context, b box) error {
 		}
 		live, lerr := w.Alive()
 		if lerr == nil && !live {
-			if pid, err = b.readPID(); err == nil { // it started and exited
+			if pid, err = b.readPID(); err == nil { // the program has started and exited
 				w.init = pid
 				return nil
 			}
@@ -359,7 +359,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 	}
 	b := r.box(id)
 	w := &Work{Work: pw.(*process.Work), r: r, id: id, stop: b.stopSignal()}
-	if w.init, err = b.readPID(); err != nil && !errors.Is(err, fs.ErrNotExist) { // missing: it never started
+	if w.init, err = b.readPID(); err != nil && !errors.Is(err, fs.ErrNotExist) { // without the file, the container never started
 		return nil, err
 	}
 	return w, b.unmount()
@@ -504,7 +504,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, q instance.Command, s ins
 func (r *Runtime) killInside(id, file string) {
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return // it never started
+		return // the command never started
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil {
@@ -512,7 +512,7 @@ func (r *Runtime) killInside(id, file string) {
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return // it has exited
+		return // the command has exited
 	}
 	defer unix.Close(fd)
 	if of, err := r.cfg.Process.Identify(pid); err == nil && of == id {

@@ -514,7 +514,7 @@ func (c *client) signalExec(container, made string, sig syscall.Signal) {
 	}
 	fd, err := unix.PidfdOpen(now.Pid, 0)
 	if err != nil {
-		return // it has exited
+		return // the command has exited
 	}
 	defer unix.Close(fd)
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", now.Pid))

@@ -96,7 +96,7 @@ func TestGoodbye(t *testing.T) {
 	r.works["db"].asked.Store(true)
 	r.works["alien"].asked.Store(true)
 	delete(r.works, "job")
-	r.relations.set("job", member{id: "job", name: "job", group: "shop"}) // it has no address anymore
+	r.relations.set("job", member{id: "job", name: "job", group: "shop"}) // job has no address anymore
 	for addr, want := range map[string]bool{"10.0.0.1": false, "10.0.0.2": true, "::ffff:10.0.0.2": true, "10.0.0.3": false, "10.0.0.4": true, "10.0.0.5": false, "192.0.2.1": false} {
 		if netip.MustParseAddr(addr).Is4() {
 			is(from(addr), want)

@@ -43,7 +43,7 @@ import (
 
 // Config configures a Runtime.
 type Config struct {
-	Socket  string           // of the Docker Engine API
+	Socket  string           // path of the Docker Engine API's socket
 	Front   string           // path of the front's socket, see Runtime.Front; empty for none
 	Process *process.Runtime // watches sockets and reads processes
 	Log     *slog.Logger

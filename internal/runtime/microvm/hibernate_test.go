@@ -143,7 +143,7 @@ func TestHibernate(t *testing.T) {
 	if _, err := b.Start(t.Context(), b.launch("hib", 2, "guest", "exit", "0")); err != nil {
 		t.Fatalf("a cold boot after it: %v", err)
 	}
-	<-b.exits // of the run that was killed
+	<-b.exits // the exit of the killed run
 	if e := b.exit(); e.Code != 0 {
 		t.Errorf("exit %+v", e)
 	}
@@ -239,7 +239,7 @@ func TestKilledWhileRestored(t *testing.T) {
 			<-timer.C
 			_ = unix.Kill(p[0].pid, unix.SIGKILL)
 			_, err := os.Stat(w.path(manifestFile))
-			hit <- err == nil // it was being restored
+			hit <- err == nil // whether QEMU was killed during the restore
 		}()
 		err := w.Thaw()
 		if <-hit {
@@ -255,7 +255,7 @@ func TestKilledWhileRestored(t *testing.T) {
 			continue
 		}
 		window = window * 2 / 3
-		select { // it already ran, and ended with its QEMU
+		select { // the guest already ran, and ended with its QEMU
 		case <-b.exits:
 		case <-time.After(waitLimit):
 			t.Fatalf("round %d, killed after %s: nothing was reported", n, after)

@@ -40,7 +40,7 @@ const (
 type unresponsive struct {
 	since time.Time
 	pid   int
-	state byte      // of the process
+	state byte      // state of the process, as in /proc
 	used  uint64    // since when it has been asleep or stopped and used no CPU
 	still time.Time // since when it has been asleep or stopped without using CPU
 }
@@ -61,7 +61,7 @@ func (m *unresponsive) saw(now time.Time, pid int, state byte, used uint64) {
 func (w *Work) examine(ctx context.Context) bool {
 	m, err := w.monitor()
 	if err != nil {
-		return false // it has ended, or the monitor is connected
+		return false // QEMU has ended, or its monitor is connected
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.r.cfg.LookLimit)
 	defer cancel()

@@ -166,7 +166,7 @@ func isExt4(path string) bool {
 		return false
 	}
 	defer f.Close()
-	var magic [2]byte // of ext2, ext3 and ext4, in the superblock
+	var magic [2]byte // the magic number of ext2, ext3 and ext4 in the superblock
 	_, err = f.ReadAt(magic[:], 1024+56)
 	return err == nil && magic == [2]byte{0x53, 0xef}
 }

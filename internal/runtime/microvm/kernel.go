@@ -22,7 +22,7 @@ var modules = []string{"virtio_ring", "virtio", "virtio_mmio?", "virtio_pci_lega
 // Kernel is a guest kernel with its modules.
 type Kernel struct {
 	Image   string   // a bzImage or an ELF vmlinux
-	Version string   // of the modules; empty if the kernel needs none
+	Version string   // version of the modules; empty if the kernel needs none
 	Modules []string // files in load order, without built-in modules
 	FUSE    bool     // supports workspaces
 	Fuse    string   // the module's file; empty if built in

@@ -125,7 +125,7 @@ func processorTime(b *testing.B, pid int) (sum time.Duration) {
 	for _, name := range tasks {
 		text, err := os.ReadFile(name)
 		if err != nil {
-			continue // it has just ended
+			continue // the thread has ended
 		}
 		var ns int64
 		if _, err := fmt.Sscan(string(text), &ns); err != nil {

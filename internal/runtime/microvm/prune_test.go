@@ -162,7 +162,7 @@ func TestToolEndsWithTheDaemon(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Error(err)
 	}
-	_ = cmd.Wait() // it was killed
+	_ = cmd.Wait() // an error, because the tool was killed
 	until(t, "it ends with what started it", func() bool { return !made.alive() })
 	if left, err := filepath.Glob(filepath.Join(dir, "images", "new-*")); err != nil || len(left) != 1 {
 		t.Errorf("half made: %v, %v", left, err)

@@ -30,7 +30,7 @@ type monitor struct {
 	mu   sync.Mutex
 	next int
 	wait map[int]chan qmpAnswer
-	qemu string // its version, from the greeting
+	qemu string // QEMU's version, from the greeting
 	err  error
 	over chan struct{}
 }

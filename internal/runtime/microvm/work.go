@@ -93,8 +93,8 @@ type channel struct {
 // sharedDir is the directory that the guest shares with the host.
 type sharedDir struct {
 	files    *share.Server // nil for none
-	filesAt  string        // its mount point in the guest
-	filesFor string        // its owner, as in guest.RunCall
+	filesAt  string        // mount point in the guest
+	filesFor string        // owner in the guest, as in guest.RunCall
 	shared   chan error    // result of the first mount
 }
 

@@ -27,7 +27,7 @@ type holdings struct {
 	sockets []sockets.Info // the last reading
 	moved   bool           // some sockets were closed or moved while they were read
 	again   []group        // where to read the sockets again while the tree does not run; nil if impossible
-	names   []names        // of sockets, in the same order; nil until needed
+	names   []names        // addresses of sockets, in the same order; nil until needed
 }
 
 // group lists descriptors of one process whose sockets are adjacent in

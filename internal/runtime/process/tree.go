@@ -111,7 +111,7 @@ func (s *strays) add(pid int) {
 		return
 	}
 	if err != nil {
-		return // it has ended
+		return // the process has ended
 	}
 	for e := range bytes.SplitSeq(b, []byte{0}) {
 		if id, ok := strings.CutPrefix(string(e), mark("")); ok {
@@ -146,7 +146,7 @@ func childrenOf(pid int) ([]int, error) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", pid, tid.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
 			if _, serr := os.Stat(fmt.Sprintf("/proc/%d/task/%s", pid, tid.Name())); serr != nil {
-				continue // that thread has ended; its children went to another
+				continue // the thread has ended, and another one has its children
 			}
 			return byParent(pid)
 		}

@@ -30,13 +30,13 @@ type Work struct {
 	id      string
 	ident   instance.Identity
 	group   *cgroup.Group  // nil if the freezer uses signals
-	net     *namespace     // its network namespace
+	net     *namespace     // network namespace of the run
 	alone   func() bool    // reports whether nothing else uses that namespace; nil if unknown
 	kin     map[int]uint64 // for a tree that lull did not start: start times by PID; otherwise nil. Guarded by mu
 	logPath string
 	logMax  int64
 	user    string
-	handoff bool // its binds are reported
+	handoff bool // the program's binds are reported
 
 	// waitedFor is set while a client waits on one of the program's own sockets.
 	// The daemon then has nothing to do for the client after the thaw.
@@ -54,7 +54,7 @@ type Work struct {
 	mu      sync.Mutex
 	stopped []int // processes that were sent SIGSTOP
 	frozen  bool
-	mute    bool // its binds are no longer reported
+	mute    bool // the program's binds are no longer reported
 	past    past
 	io      proc.Tally // disk traffic
 	jvms    counters

@@ -256,7 +256,7 @@ func (r *root) read(q *files.Request, a *files.Answer) error {
 	}
 	a.Data = make([]byte, q.Size)
 	n, err := unix.Pread(fd, a.Data, q.Off)
-	if err == unix.EBADF { // it was opened for writing only
+	if err == unix.EBADF { // the file was opened for writing only
 		_ = r.drop(q.Ino)
 		if fd, err = r.file(q.Path, q.Ino, false, true); err != nil {
 			return err

@@ -173,8 +173,8 @@ func (n *Network) Dial(ctx context.Context, port uint16) (*Conn, error) {
 type Conn struct {
 	*gonet.TCPConn
 	n     *Network
-	port  uint16 // of the guest
-	local uint16 // of the gateway
+	port  uint16 // the guest's port
+	local uint16 // the gateway's port
 	last  atomic.Int64
 	turn  atomic.Uint32
 	once  sync.Once
