@@ -47,7 +47,7 @@ func (a *Agent) send(ctx context.Context, action string) (fallback string, err e
 	case action == actionTerminate:
 		return "", errors.New("there is no cloud here to terminate it")
 	case cloud == nil && power == nil:
-		return "", errors.New("there is neither a cloud nor a way to power off")
+		return "", errors.New("no cloud was detected and no command to power off is configured")
 	case action == actionHibernate && cloud == nil:
 		if err = power.Hibernate(ctx); err == nil {
 			return "", nil

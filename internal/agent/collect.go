@@ -17,7 +17,7 @@ func (a *Agent) collect(time.Time) {
 		written, err := a.o.Disk.Completed(path)
 		return func() {
 			bad := err != nil && !errors.Is(err, fs.ErrNotExist)
-			a.alarmIf(bad, "completion_file", fmt.Sprintf("The completion file is not obeyed: %v.", err))
+			a.alarmIf(bad, "completion_file", fmt.Sprintf("The completion file is ignored: %v.", err))
 			if !written.IsZero() && !written.Equal(a.state.Obeyed) && a.state.Completed == nil {
 				a.completed(completion{BootID: a.o.BootID, At: a.now(), By: "file " + path, Status: "success", FileAt: written})
 				a.save(nil)

@@ -167,7 +167,7 @@ func (t Template) Validate() error {
 		errs = append(errs, failure.Invalidf("user_data", "with agent it must begin with #!, #cloud-config, #cloud-boothook or #include"))
 	}
 	if c := t.Capacity; c.CPUCores < 0 || c.MemoryGB < 0 || c.StorageGB < 0 || c.MaxNodes < 0 {
-		errs = append(errs, failure.Invalidf("capacity", "no part of it may be negative"))
+		errs = append(errs, failure.Invalidf("capacity", "its values must not be negative"))
 	}
 	if d := t.IdleDetection; d != nil {
 		for _, f := range []struct {

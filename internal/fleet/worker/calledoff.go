@@ -33,7 +33,7 @@ func (c *CalledOff) Sentence() string {
 	if c.Drain {
 		what = "drain"
 	}
-	return fmt.Sprintf("A %s was asked for at %s by %s (%s) and was called off at %s: %s.", what, c.AskedAt.UTC().Format(time.RFC3339), c.By, c.Reason,
+	return fmt.Sprintf("A %s requested at %s by %s (%s) was canceled at %s: %s.", what, c.AskedAt.UTC().Format(time.RFC3339), c.By, c.Reason,
 		c.At.UTC().Format(time.RFC3339), strings.TrimSuffix(c.Why, "."))
 }
 

@@ -144,12 +144,12 @@ func (c Case) guards(r power.Reason) []idle.Block {
 // stopIntended returns the block for a running worker whose stop or termination is
 // pending already.
 func stopIntended(w *Worker) idle.Block {
-	what := "A stop of it is pending."
+	what := "A stop is pending."
 	switch in := w.Intent; {
 	case w.DesiredStatus == power.WorkerTerminated:
 		what = "Its termination is pending."
 	case in != nil:
-		what = fmt.Sprintf("A stop of it is pending: %s asked for it at %s (%s).", in.By, in.At.UTC().Format(time.RFC3339), in.Reason)
+		what = fmt.Sprintf("A stop is pending: %s requested it at %s (%s).", in.By, in.At.UTC().Format(time.RFC3339), in.Reason)
 	}
 	return idle.Block{Code: idle.StopIntended, Sentence: what}
 }

@@ -137,7 +137,7 @@ func (w *Worker) startPending() bool {
 func (w *Worker) WithdrawStart(tx *Tx) {
 	now, detail := tx.Now, "the start of a new worker"
 	if w.StartBy != "" {
-		detail = "the start that " + w.StartBy + " asked for"
+		detail = "the start requested by " + w.StartBy
 	}
 	if at := w.StartAskedAt; at != nil {
 		detail += " at " + at.Format(time.RFC3339)
