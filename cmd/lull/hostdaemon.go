@@ -66,6 +66,7 @@ type hostDaemon struct {
 	docker  net.Listener // nil without --docker-socket
 
 	processes  *process.Runtime
+	running    *adopted.Runtime
 	images     *oci.Store
 	containers *docker.Runtime // nil without --docker
 	runtimes   map[string]host.Runtime
@@ -146,7 +147,7 @@ func (d *hostDaemon) openProcesses(ctx context.Context) (err error) {
 		OnExit:     d.onExit,
 		OnThawed:   func() { d.h.WakeAll("supervisor", "the daemon was suspended, and the shim thawed all instances") },
 		OnShimLost: func() { d.h.WakeAll("supervisor", "the shim died and was replaced") },
-		OnGivenUp:  func(id, why string) { d.h.GivenUp(id, why) }})
+		OnGivenUp:  func(id, why string) { d.givenUp(id, why) }})
 	if err != nil {
 		return err
 	}
@@ -159,8 +160,14 @@ func (d *hostDaemon) openProcesses(ctx context.Context) (err error) {
 		return err
 	}
 	d.closeLater(running.Close)
-	d.runtimes[instance.RuntimeAdopted] = running
+	d.runtimes[instance.RuntimeAdopted], d.running = running, running
 	return nil
+}
+
+// givenUp handles a kept socket that cannot be handed to its program.
+func (d *hostDaemon) givenUp(id, why string) {
+	d.running.GivenUp(id)
+	d.h.GivenUp(id, why)
 }
 
 // observe compares an instance with its workload, unless the instance is gone.
@@ -395,6 +402,9 @@ func (d *hostDaemon) runInstances(ctx context.Context, ready func()) error {
 		return d.gates.has(id) || id == sharedPort && d.shared != nil || d.h.Has(id)
 	}); err != nil {
 		d.log.Warn("ports of removed instances may still be open", "err", err)
+	}
+	if err := d.h.KeepDropIns(ctx); err != nil {
+		d.log.Warn("the drop-ins of units are not as they should be", "err", err)
 	}
 	ready()
 	return d.h.Run(ctx)

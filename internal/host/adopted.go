@@ -32,6 +32,8 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 		return h.adoptContainer(ctx, q)
 	case q.StopAfter != nil && q.Unit == "":
 		return "", &InvalidError{errors.New("cannot use stop_after: lull did not start the program, and cannot start it again")}
+	case q.DropIn && !q.Stop:
+		return "", &InvalidError{errors.New("cannot use drop_in without stop: it is for a unit that lull stops and starts")}
 	case q.Unit == "" && (q.Manager != "" || q.Stop):
 		return "", &InvalidError{errors.New("cannot adopt: manager and stop are for units")}
 	case q.StopAfter != nil && (!q.Stop || *q.StopAfter <= 0):
@@ -55,6 +57,12 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	if err != nil {
 		return "", refuse(err)
 	}
+	if q.DropIn {
+		if _, err := h.PlanDropIn(ctx, q); err != nil {
+			return "", err
+		}
+		target.DropIn = true
+	}
 	s := instance.Spec{Name: q.Name, Runtime: instance.RuntimeAdopted, Command: p.Command, Adopted: &target, PauseAfter: q.PauseAfter,
 		StopAfter: new(idle.Duration), Restart: instance.RestartNo, WakeFromStopped: new(bool)}
 	if q.Stop {
@@ -72,7 +80,11 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	}
 	i := h.byIDNow(id)
 	i.requests.found.Store(true)
-	if err := h.startFor(ctx, i, ByManual, "adopted by "+requester(ctx)); err != nil {
+	err = h.startFor(ctx, i, ByManual, "adopted by "+requester(ctx))
+	if err == nil && q.DropIn {
+		err = h.KeepDropIns(ctx)
+	}
+	if err != nil {
 		if i.acquireCtx(h.ctx) == nil {
 			err = errors.Join(err, i.remove(h.ctx, ByManual, "the adoption failed"))
 			i.release()
@@ -250,6 +262,11 @@ func (i *inst) remove(ctx context.Context, by, why string) error {
 		i.update(func(r *instance.Record) { r.State, r.StatusReason = power.Stopped, why })
 	}
 	i.h.drop(i)
+	if a := i.spec().Adopted; a.IsUnit() && a.DropIn {
+		if err := i.h.KeepDropIns(ctx); err != nil {
+			i.h.log.Warn("a drop-in is left until the next start of the daemon", "instance", i.name(), "err", err)
+		}
+	}
 	i.emit("removed", by, why)
 	return nil
 }

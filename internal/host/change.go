@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 
@@ -53,8 +54,13 @@ func (h *Host) Change(ctx context.Context, ref string, c hostctl.Change, by stri
 		i.dropHeld()
 		i.rest()
 	}
-	if _, holds := i.rt.(instance.PortHolder); !holds && len(i.keptAddrs()) == 0 {
+	if _, holds := i.rt.(instance.PortHolder); !holds && !s.Adopted.IsUnit() && len(i.keptAddrs()) == 0 {
 		i.letGo()
+	}
+	if s.Adopted.IsUnit() && s.Adopted.DropIn {
+		if err := h.KeepDropIns(ctx); err != nil {
+			return fmt.Errorf("%s is changed, but its unit is not: %w", i.name(), err)
+		}
 	}
 	return nil
 }

@@ -2,9 +2,11 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"lull/internal/core/instance"
+	"lull/internal/protocol/hostctl"
 )
 
 // systemd stops and starts its units, for lull and for others. While a unit is
@@ -92,6 +94,44 @@ func (i *inst) noteReboot(ctx context.Context) {
 	if rebooted && i.unwakeable() == "" {
 		i.note(func(r *instance.Record) { r.StoppedBy, r.StatusReason = "", "the machine was restarted" })
 	}
+}
+
+// PlanDropIn returns the drop-in that the adoption of a unit would write.
+func (h *Host) PlanDropIn(ctx context.Context, q hostctl.Adopt) (d instance.DropIn, err error) {
+	rt, ok := h.cfg.Runtimes[instance.RuntimeAdopted].(interface {
+		instance.Adopter
+		instance.DropInWriter
+	})
+	switch {
+	case q.Unit == "":
+		return d, &InvalidError{errors.New("cannot show a drop-in: name a unit")}
+	case !ok:
+		err = errors.New("this host cannot adopt units")
+	default:
+		var a instance.Adopted
+		if a, _, err = rt.Resolve(instance.Adopted{Unit: q.Unit, Manager: q.Manager}, q.Caller); err == nil {
+			d, err = rt.PlanDropIn(ctx, a)
+		}
+	}
+	if err != nil {
+		err = &RefusedError{Name: q.Unit, What: "start with a drop-in", Reason: err.Error()}
+	}
+	return d, err
+}
+
+// KeepDropIns writes the drop-ins that the instances need, and removes all others.
+func (h *Host) KeepDropIns(ctx context.Context) error {
+	rt, ok := h.cfg.Runtimes[instance.RuntimeAdopted].(instance.DropInWriter)
+	if !ok {
+		return nil
+	}
+	wanted := map[string]instance.Adopted{}
+	for _, i := range h.all() {
+		if a := i.spec().Adopted; a.IsUnit() && a.DropIn && i.wakes() {
+			wanted[i.id] = *a
+		}
+	}
+	return rt.KeepDropIns(ctx, wanted)
 }
 
 // startUnwatched starts a unit that lull has stopped if its sockets were lost,

@@ -166,13 +166,16 @@ func (s *Shim) inUse(f *filter, inode uint64) bool {
 // findSocket reports whether a process of the run has a socket open. If it returns
 // false and an error, some processes could not be searched.
 func (s *Shim) findSocket(f *filter, inode uint64) (bool, error) {
-	s.mu.Lock()
-	r := s.runs[f.id]
-	s.mu.Unlock()
-	if r == nil || r.Run.Run != f.run {
-		return false, nil
+	pids, ok, err := s.pidsOf(f.id)
+	if !ok {
+		s.mu.Lock()
+		r := s.runs[f.id]
+		s.mu.Unlock()
+		if r == nil || r.Run.Run != f.run {
+			return false, nil
+		}
+		pids, err = s.proc.Tree(r.PID, Mark(r.ID), []int{os.Getpid(), 1})
 	}
-	pids, err := s.proc.Tree(r.PID, Mark(r.ID), []int{os.Getpid(), 1})
 	errs := []error{err}
 	for _, pid := range pids {
 		fds, err := s.proc.Sockets(pid)

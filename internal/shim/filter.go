@@ -125,9 +125,10 @@ const (
 
 // filterSelf is the exec stage's part of a bind handoff. It installs the filter,
 // passes the descriptor to the shim, and waits until the shim has it. If the filter
-// cannot be installed, the program starts without one.
-func filterSelf(socket int, unlinks bool) error {
+// cannot be installed, the program starts without one; filtered is false then.
+func filterSelf(socket int, unlinks bool) (filtered bool, err error) {
 	fd, plain, err := installFilter(unlinks)
+	filtered = err == nil
 	switch {
 	case err != nil:
 		words := append([]byte{saysNoFilter}, err.Error()...)
@@ -141,7 +142,7 @@ func filterSelf(socket int, unlinks bool) error {
 		unix.Close(fd)
 	}
 	if err != nil {
-		return err
+		return filtered, err
 	}
 	unix.CloseOnExec(socket)
 	for {
@@ -151,11 +152,11 @@ func filterSelf(socket int, unlinks bool) error {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			return err
+			return filtered, err
 		case n == 0:
-			return fmt.Errorf("the shim did not take the descriptor: %w", unix.EPIPE)
+			return filtered, fmt.Errorf("the shim did not take the descriptor: %w", unix.EPIPE)
 		}
-		return nil
+		return filtered, nil
 	}
 }
 

@@ -126,7 +126,7 @@ func (s *Shim) handOver(f *filter, n *seccompNotif) (bool, error) {
 		return false, nil
 	}
 	c, ok, err := readCall(n)
-	if err != nil || !ok {
+	if err != nil || !ok || !s.belongs(f.id, c.pid) {
 		return false, err
 	}
 	if _, ok := s.heldFor(f.id, c, false); !ok {
@@ -202,12 +202,17 @@ func (s *Shim) holds(id string) bool {
 	return len(s.held[id]) > 0
 }
 
-// heldFor returns the held socket for a bind of its exposed path or address, or of
-// the unspecified address with its port.
+// heldFor returns the held socket for a bind of the address that it is bound to, or of
+// its exposed path or address, or of the unspecified address with its port.
 func (s *Shim) heldFor(id string, c bindCall, udp bool) (held, bool) {
 	s.mu.Lock()
 	hs := slices.Clone(s.held[id])
 	s.mu.Unlock()
+	for _, h := range hs {
+		if h.as.path == "" && c.path == "" && h.as.udp == udp && h.as.port == c.addr.Port() && h.as.ip == c.addr.Addr() {
+			return h, true
+		}
+	}
 	for _, h := range hs {
 		f, err := parseForm(h.addr)
 		switch {

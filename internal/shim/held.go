@@ -253,6 +253,9 @@ func (s *Shim) hold(_ context.Context, r *shimctl.Request) (shimctl.Answer, erro
 			h.identify()
 			s.held[m.ID] = append(s.held[m.ID], h)
 			r.FDs[i] = -1
+			if s.units[m.ID] != nil && !f.udp {
+				_ = unix.Listen(fd, backlog) // many clients may come before the unit runs again
+			}
 		}
 	}
 	s.mu.Unlock()
@@ -411,11 +414,34 @@ func closeHeld(hs []held) {
 }
 
 func (s *Shim) unhold(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {
-	var m shimctl.Name
+	var m shimctl.Unhold
 	if err := r.Into(&m); err != nil {
 		return shimctl.Answer{}, err
 	}
-	return shimctl.Answer{}, s.setHeld(m.ID, nil)
+	if !m.Leave {
+		return shimctl.Answer{}, s.setHeld(m.ID, nil)
+	}
+	s.notes.mu.Lock() // no socket may be handed over in the meantime
+	defer s.notes.mu.Unlock()
+	s.mu.Lock()
+	hs := slices.Clone(s.held[m.ID])
+	s.mu.Unlock()
+	used := map[string]bool{}
+	for _, h := range hs {
+		if h.as.path != "" {
+			in, err := s.findSocket(&filter{key: key{id: m.ID}}, inodeOf(h.fd))
+			used[h.addr] = in || err != nil // unknown does not mean closed
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[m.ID] = slices.DeleteFunc(s.held[m.ID], func(h held) bool {
+		if used[h.addr] {
+			unix.Close(h.fd)
+		}
+		return used[h.addr]
+	})
+	return shimctl.Answer{}, s.setHeldLocked(m.ID, nil)
 }
 
 func (s *Shim) listeners(_ context.Context, r *shimctl.Request) (shimctl.Answer, error) {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net"
 	"os"
 	"path/filepath"
@@ -38,20 +37,12 @@ const spare = "spare:"
 
 func isSpare(addr string) bool { return strings.HasPrefix(addr, spare) }
 
-// sparePath returns where the file of a new socket for path is created before it is
-// renamed to path, and where the file of a spare stays.
-func sparePath(path string) string {
-	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(path))
-	return fmt.Sprintf("%s/.lull%08x", filepath.Dir(path), sum.Sum32())
-}
-
 // place returns the user and the path of a held unix socket. ok is false for other
 // sockets.
 func (h held) place() (user, path string, ok bool) {
 	user, path, ok = shimctl.UnixAddr(strings.TrimPrefix(h.addr, spare))
 	if ok && isSpare(h.addr) {
-		path = sparePath(path)
+		path = shimctl.SparePath(path)
 	}
 	return user, path, ok
 }
@@ -186,7 +177,7 @@ func listenUnix(who, path string) (fd int, err error) {
 			if live {
 				return fmt.Errorf("another program listens there: %w", unix.EADDRINUSE)
 			}
-			at = sparePath(path)
+			at = shimctl.SparePath(path)
 		}
 		var err error
 		if fd, err = bindAt(at, true); err == nil && at != path {
@@ -222,7 +213,7 @@ func answers(path string) (bool, error) {
 // bindAt returns a unix socket bound to the path at, created with the calling
 // thread's privileges. It first removes a spare that a killed shim has left there.
 func bindAt(at string, listens bool) (int, error) {
-	if strings.HasPrefix(filepath.Base(at), ".lull") {
+	if strings.HasPrefix(filepath.Base(at), shimctl.SpareName) {
 		if err := unix.Unlink(at); err != nil && err != unix.ENOENT {
 			return -1, err
 		}
@@ -247,7 +238,7 @@ func (h held) another(listens bool) (held, error) {
 	who, path, _ := h.place()
 	n := held{addr: spare + h.addr, fd: -1}
 	err := asUser(who, func() (err error) {
-		n.fd, err = bindAt(sparePath(path), listens)
+		n.fd, err = bindAt(shimctl.SparePath(path), listens)
 		return err
 	})
 	if err != nil {
@@ -362,7 +353,7 @@ func (s *Shim) renewLocked(id string, h held, listens bool) (held, error) {
 	}
 	n, err := h.another(listens)
 	if err == nil {
-		err = asUser(who, func() error { return unix.Rename(sparePath(path), path) })
+		err = asUser(who, func() error { return unix.Rename(shimctl.SparePath(path), path) })
 	}
 	if err != nil {
 		return h, fmt.Errorf("cannot hold %s: %w", path, err)
@@ -446,7 +437,7 @@ func (s *Shim) keepFile(f *filter, n *seccompNotif) (bool, error) {
 		}
 	}
 	given, err := readPath(int(n.pid), at)
-	if err != nil || given == "" {
+	if err != nil || given == "" || !s.belongs(f.id, int(n.pid)) {
 		return false, err
 	}
 	same := func(path string) bool { return sameFile(int(n.pid), dir, given, path) }
@@ -601,7 +592,7 @@ func (s *Shim) shutLocked(id string, h held) error {
 
 func exchange(who, path string) error {
 	return asUser(who, func() error {
-		return unix.Renameat2(unix.AT_FDCWD, sparePath(path), unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+		return unix.Renameat2(unix.AT_FDCWD, shimctl.SparePath(path), unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
 	})
 }
 

@@ -35,6 +35,7 @@ func (s *Shim) handle(ctx context.Context, r *shimctl.Request) (shimctl.Answer, 
 		shimctl.VerbForget: s.forget, shimctl.VerbAdopt: s.adopt, shimctl.VerbOutside: s.outside,
 		shimctl.VerbFilter: s.filter, shimctl.VerbHandoff: s.checkHandoff,
 		shimctl.VerbKeep: s.keep, shimctl.VerbBeat: s.beat, shimctl.VerbRelease: s.release, shimctl.VerbDoor: s.door,
+		shimctl.VerbUnit: s.unit,
 	}
 	do := verbs[r.Verb]
 	if do == nil {

@@ -59,6 +59,7 @@ type Shim struct {
 	held    map[string][]held          // held sockets by ID
 	dropped map[string][]string        // by ID: paths of unix sockets that are no longer held, until sockets are held under the ID again
 	filters map[int]*filter            // by the descriptor on which binds are reported
+	units   map[string]*unit           // systemd units by ID
 	others  map[string]shimctl.Outside // by ID: things other than runs that the daemon may have frozen
 	kept    map[string]int             // by ID: descriptors kept open for the daemon
 	thawed  []shimctl.Thawing          // unacknowledged thaws
@@ -108,7 +109,7 @@ func New(cfg Config) (*Shim, error) {
 	}
 	s := &Shim{cfg: cfg, dir: dir, log: cfg.Log, proc: proc.Live(), started: time.Now(),
 		changed: make(chan struct{}, 1), runs: map[string]*run{}, byPID: map[int]*run{},
-		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, dropped: map[string][]string{}, filters: map[int]*filter{}, others: map[string]shimctl.Outside{}, kept: map[string]int{}, alone: time.Now(), dogFD: -1}
+		execs: map[int]uint64{}, exits: map[string]exits{}, held: map[string][]held{}, dropped: map[string][]string{}, filters: map[int]*filter{}, units: map[string]*unit{}, others: map[string]shimctl.Outside{}, kept: map[string]int{}, alone: time.Now(), dogFD: -1}
 	if s.boot, err = s.proc.BootID(); err == nil {
 		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	}
@@ -140,9 +141,9 @@ func (s *Shim) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	errs := make(chan error, 4)
+	errs := make(chan error, 5)
 	for _, part := range []func(context.Context) error{
-		func(ctx context.Context) error { return s.srv.Run(ctx, l) }, s.logs.run, s.reap, s.readBinds,
+		func(ctx context.Context) error { return s.srv.Run(ctx, l) }, s.logs.run, s.reap, s.readBinds, s.serveUnits,
 	} {
 		wg.Go(func() { errs <- part(ctx) })
 	}
@@ -251,7 +252,7 @@ func (s *Shim) busyLocked() bool {
 			return true
 		}
 	}
-	return len(s.execs) > 0
+	return len(s.execs)+len(s.filters) > 0 // without a shim, the binds of a unit that runs on would fail
 }
 
 func (s *Shim) note() {
@@ -305,6 +306,9 @@ func (s *Shim) left() {
 
 // load reads the state of an earlier shim.
 func (s *Shim) load() error {
+	if err := s.loadUnits(); err != nil {
+		s.log.Error("some units get no sockets", "err", err)
+	}
 	done, err := s.takeOver()
 	defer done()
 	if err != nil {

@@ -120,7 +120,7 @@ func (s *stageSpec) become() (string, error) {
 		}
 	}
 	if s.Handoff { // first, because the program's user may not have the right
-		if err := filterSelf(listenFD+s.Listen, s.Unlinks); err != nil {
+		if _, err := filterSelf(listenFD+s.Listen, s.Unlinks); err != nil {
 			return "handoff", err
 		}
 	}

@@ -24,6 +24,7 @@ import (
 //	bind                 the bind that is being answered, for a shim after a killed one
 //	pipes/ID.RUN         the named pipe of its output
 //	outside/ID.json      what others froze for the daemon, until it is thawed
+//	units/ID.json        a systemd unit whose program can be handed sockets
 //	thawed.json          what was thawed because no daemon answered, until acknowledged
 type directory struct {
 	path string
@@ -35,7 +36,7 @@ const maxState = 4 << 20
 
 // openDirectory creates the directory and takes the lock.
 func openDirectory(path string) (*directory, error) {
-	for _, d := range []string{path, path + "/runs", path + "/exits", path + "/pipes", path + "/held", path + "/outside"} {
+	for _, d := range []string{path, path + "/runs", path + "/exits", path + "/pipes", path + "/held", path + "/outside", path + "/units"} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, fmt.Errorf("cannot make the directory of the shim: %w", err)
 		}
@@ -61,6 +62,8 @@ func openDirectory(path string) (*directory, error) {
 func (d *directory) runFile(id string) string { return filepath.Join(d.path, "runs", id+".json") }
 
 func (d *directory) heldFile(id string) string { return filepath.Join(d.path, "held", id+".json") }
+
+func (d *directory) unitFile(id string) string { return filepath.Join(d.path, "units", id+".json") }
 
 func (d *directory) outsideFile(id string) string {
 	return filepath.Join(d.path, "outside", id+".json")

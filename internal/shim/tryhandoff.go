@@ -17,7 +17,7 @@ import (
 // starts itself to try out a handoff.
 const TryVerb = "try-bind"
 
-// Stage runs the part of lull-shim that args request: the exec stage, a trial of a
+// Stage runs the part of lull-shim that args request: the exec stage, the program of a systemd unit, a trial of a
 // handoff, or the watchdog. ok is false if args request none of them.
 func Stage(args []string) (code int, ok bool) {
 	switch {
@@ -28,7 +28,7 @@ func Stage(args []string) (code int, ok bool) {
 	case len(args) == 4 && args[1] == WatchVerb:
 		return Watchdog(args[2], args[3]), true
 	}
-	return 0, false
+	return becomeUnit(args)
 }
 
 // tryBind binds an address, and prints on standard output whether its socket then

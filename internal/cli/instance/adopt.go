@@ -1,12 +1,14 @@
 package instance
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -212,7 +214,7 @@ must follow Docker: lull host --docker.`,
 func (c verbs) adoptUnit() *cobra.Command {
 	var f adoptFlags
 	var stopAfter time.Duration
-	var stop bool
+	var stop, dropIn, yes, dry bool
 	var user string
 	cmd := &cobra.Command{Use: "unit NAME", Short: "Adopt a systemd service", Args: term.Args(cobra.ExactArgs(1)),
 		Long: `Adopt a systemd service. systemd freezes and thaws it, so systemctl shows its state.
@@ -221,8 +223,14 @@ is restarted stays adopted, and a frozen one is thawed first.
 
 With --stop, a unit that was paused for a while is stopped, and started when a client
 connects to one of its TCP ports. Clients that connect before it listens are held, and
-relayed by lull. A host that does not run as root can hold only the first of them.`,
-		Example:           "  lull adopt unit nginx --pause-after 5m\n  lull adopt unit redis-server --stop --stop-after 1h\n  lull adopt unit --user jupyter.service",
+relayed by lull. A host that does not run as root can hold only the first of them.
+
+With --drop-in too, nothing is relayed, unix sockets and UDP ports start the unit too,
+and no client is refused: lull keeps the unit's sockets while it is stopped, and hands
+them back when its program binds. The drop-in has systemd execute lull-shim, which
+becomes the program. It is shown and confirmed before it is written, is removed by lull
+adopt release, and applies from the next start of the unit.`,
+		Example:           "  lull adopt unit nginx --pause-after 5m\n  lull adopt unit redis-server --stop --stop-after 1h\n  lull adopt unit nginx --stop --drop-in --dry-run\n  lull adopt unit --user jupyter.service",
 		ValidArgsFunction: c.completeUnits,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			q := hostctl.Adopt{Unit: a[0], Stop: stop}
@@ -236,14 +244,66 @@ relayed by lull. A host that does not run as root can hold only the first of the
 				d := idle.Duration(stopAfter)
 				q.StopAfter = &d
 			}
+			if q.DropIn = dropIn; dropIn {
+				if !stop {
+					return term.Usage(errors.New("--drop-in needs --stop"))
+				}
+				if ok, err := c.confirmDropIn(cmd, q, yes, dry); err != nil || !ok {
+					return err
+				}
+			} else if yes || dry {
+				return term.Usage(errors.New("--yes and --dry-run need --drop-in"))
+			}
 			return c.adopt(cmd, f, q)
 		}}
 	f.bind(cmd)
+	cmd.Flags().BoolVar(&dropIn, "drop-in", false, "with --stop: hand the unit its sockets back by a drop-in, instead of relaying")
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "with --drop-in: do not ask for confirmation")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "with --drop-in: show the drop-in and change nothing")
 	cmd.Flags().BoolVar(&stop, "stop", false, "stop the unit after it was paused for --stop-after, and start it on the next connection")
 	term.BindSpan(cmd.Flags(), &stopAfter, "stop-after", 0, "with --stop: time from pause to stop (default: 5m, or that of lull host --stop-after)")
 	cmd.Flags().StringVar(&user, "user", "", "the unit is of a user's systemd: yours, or --user=UID")
 	cmd.Flags().Lookup("user").NoOptDefVal = self
 	return cmd
+}
+
+// confirmDropIn shows the drop-in of a unit and asks whether to write it. ok is false
+// for a dry run.
+func (c verbs) confirmDropIn(cmd *cobra.Command, q hostctl.Adopt, yes, dry bool) (ok bool, err error) {
+	q.Caller = os.Getpid()
+	cl, err := c.HostClient()
+	if err != nil {
+		return false, err
+	}
+	d, err := cl.DropIn(cmd.Context(), q)
+	if err != nil {
+		return false, err
+	}
+	show := func(w io.Writer) {
+		fmt.Fprintf(w, "%s:\n\n%s\n", d.Path, d.Text)
+		for _, n := range d.Notes {
+			fmt.Fprintln(w, n)
+		}
+	}
+	if dry {
+		return false, c.Print(d, show)
+	}
+	show(c.Err)
+	switch {
+	case yes:
+		return true, nil
+	case !term.IsTerminal(c.In):
+		return false, term.Usage(errors.New("cannot write the drop-in without confirmation: no terminal; pass --yes"))
+	}
+	fmt.Fprint(c.Err, "Write it and reload systemd? [y/N] ")
+	line, err := bufio.NewReader(io.LimitReader(c.In, 1024)).ReadString('\n')
+	if err != nil && line == "" {
+		return false, fmt.Errorf("cannot read the confirmation: %w", err)
+	}
+	if a := strings.ToLower(strings.TrimSpace(line)); a != "y" && a != "yes" {
+		return false, errors.New("nothing was changed: the drop-in was not confirmed")
+	}
+	return true, nil
 }
 
 // self is the value of --user if it is given without one.

@@ -26,6 +26,7 @@ type Adopted struct {
 	// Manager is the systemd manager of Unit. It is empty for the machine's
 	// manager.
 	Manager string `json:"manager,omitempty" doc:"UID of the user whose manager runs the unit; empty for the machine's"`
+	DropIn  bool   `json:"drop_in,omitempty" doc:"A drop-in starts the unit's program so that lull can hand it its sockets"`
 }
 
 // IsUnit reports whether a names a systemd unit, which can be stopped and started
@@ -75,6 +76,24 @@ type UnitFollower interface {
 	// SystemdListens reports whether systemd starts the unit when a client connects
 	// to one of its .socket units.
 	SystemdListens(ctx context.Context, a Adopted) (bool, error)
+}
+
+// DropIn is a file that changes how systemd starts a unit.
+type DropIn struct {
+	Path  string   `json:"path"`
+	Text  string   `json:"text"`
+	Notes []string `json:"notes,omitempty" doc:"What else changes for the unit, one sentence each"`
+}
+
+// DropInWriter is a runtime that can hand kept sockets to a unit whose start a drop-in
+// changes.
+type DropInWriter interface {
+	// PlanDropIn returns the drop-in of a unit without writing it. The error says why
+	// there can be none.
+	PlanDropIn(ctx context.Context, a Adopted) (DropIn, error)
+	// KeepDropIns writes the drop-ins of the units in wanted, by instance ID, unless
+	// they exist or a user has removed them, and removes all others of this host.
+	KeepDropIns(ctx context.Context, wanted map[string]Adopted) error
 }
 
 // SocketKeeper is a workload whose listening sockets can be kept open after it

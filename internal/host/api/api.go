@@ -156,6 +156,11 @@ func (a *API) adopted(api huma.API) {
 			})
 			return id, problem(err)
 		})
+	huma.Register(api, operation("show-drop-in", "POST", "/adopted/drop-in", "The drop-in that adopting a unit with drop_in would write; changes nothing"),
+		func(ctx context.Context, in *struct{ Body hostctl.Adopt }) (*answer[instance.DropIn], error) {
+			d, err := a.Host.PlanDropIn(ctx, in.Body)
+			return &answer[instance.DropIn]{d}, problem(err)
+		})
 	huma.Register(api, operation("list-adopted", "GET", "/adopted", "Instances that lull did not start, by id"),
 		func(context.Context, *struct{}) (*answer[[]hostctl.Instance], error) {
 			return &answer[[]hostctl.Instance]{a.Host.ListAdopted()}, nil

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/godbus/dbus/v5"
@@ -53,6 +54,7 @@ type Unit struct {
 	Invocation  string // identifies one run, in hexadecimal; empty if it never ran
 	Job         uint32 // 0 if no job is queued or in progress
 	CanFreeze   bool
+	NeedsReload bool // its files have changed since the manager read them
 	CanStart    bool
 	CanStop     bool
 	TriggeredBy []string
@@ -94,6 +96,8 @@ type Conn struct {
 	jobs    map[dbus.ObjectPath]chan string // channels for the results of awaited jobs
 	early   map[dbus.ObjectPath]string      // results that arrived before the reply with the job's path
 	asking  int                             // pending requests whose reply will contain a job
+
+	reloading atomic.Pointer[func()]
 }
 
 // New returns a client of the manager that listens on socket. It connects at
@@ -254,6 +258,7 @@ func (m *Conn) Unit(ctx context.Context, name string) (u Unit, err error) {
 	var since []error // may be missing: systemd can freeze units only since version 246
 	take(p, "FreezerState", &u.Freezer, &since)
 	take(p, "CanFreeze", &u.CanFreeze, &since)
+	take(p, "NeedDaemonReload", &u.NeedsReload, &since)
 	take(p, "FragmentPath", &u.Fragment, &since)
 	take(p, "DropInPaths", &u.DropIns, &since)
 	return u, errors.Join(errs...)
@@ -544,9 +549,29 @@ func (m *Conn) heed(s *dbus.Signal) {
 				}
 			}
 		}
-	case managerFace + ".Reloading", managerFace + ".UnitFilesChanged":
+	case managerFace + ".Reloading":
+		if begins, ok := first[bool](s.Body); ok && begins {
+			if f := m.reloading.Load(); f != nil {
+				(*f)()
+			}
+		}
+		m.notifyAll()
+	case managerFace + ".UnitFilesChanged":
 		m.notifyAll()
 	}
+}
+
+// OnReloading sets what is called when the manager begins to read its unit files
+// again, before it reads them. It is called by the goroutine that reads signals, and
+// must be quick.
+func (m *Conn) OnReloading(f func()) { m.reloading.Store(&f) }
+
+// first returns the first argument of a signal.
+func first[T any](body []any) (v T, ok bool) {
+	if len(body) > 0 {
+		v, ok = body[0].(T)
+	}
+	return v, ok
 }
 
 // watching returns the watches of a unit. The caller holds mu.

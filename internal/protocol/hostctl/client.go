@@ -84,6 +84,11 @@ func (c *Client) Adopt(ctx context.Context, r Adopt) (o Instance, err error) {
 	return o, c.call(ctx, "POST", "/adopted", r, &o)
 }
 
+// DropIn returns the drop-in that an adoption of a unit would write.
+func (c *Client) DropIn(ctx context.Context, r Adopt) (d DropIn, err error) {
+	return d, c.call(ctx, "POST", "/adopted/drop-in", r, &d)
+}
+
 // Adopted returns the instances that lull did not start.
 func (c *Client) Adopted(ctx context.Context) (l []Instance, err error) {
 	return l, c.call(ctx, "GET", "/adopted", nil, &l)

@@ -148,11 +148,15 @@ type Adopt struct {
 	Unit       string         `json:"unit,omitempty" maxLength:"255" doc:"Name of a systemd service"`
 	Manager    string         `json:"manager,omitempty" pattern:"^[0-9]*$" maxLength:"10" doc:"UID of the user whose systemd runs the unit; empty for the machine's"`
 	Stop       bool           `json:"stop,omitempty" doc:"Stop the unit after it was paused for a while, and start it when a client connects"`
+	DropIn     bool           `json:"drop_in,omitempty" doc:"With stop: write a drop-in, with which the unit gets its sockets back and serves every client itself"`
 	StopAfter  *idle.Duration `json:"stop_after,omitempty" doc:"Seconds paused until a container or unit is stopped. Default for a container: 0, which never stops it; for a unit with stop: the host's"`
 
 	Probes       []instance.Probe `json:"probes,omitempty" doc:"Activity probes"`
 	WakeSchedule []string         `json:"wake_schedule,omitempty" doc:"Times at which it has to run, as in a crontab"`
 }
+
+// DropIn is a file that changes how systemd starts a unit.
+type DropIn = instance.DropIn
 
 // Logs selects a part of an instance's output.
 type Logs = instance.LogQuery

@@ -335,7 +335,18 @@ func (c *Client) Keep(ctx context.Context, id string, addrs []string, fds []int)
 
 // Unhold closes the sockets held under id.
 func (c *Client) Unhold(ctx context.Context, id string) error {
-	return c.call(ctx, VerbUnhold, Name{ID: id}, nil)
+	return c.call(ctx, VerbUnhold, Unhold{ID: id}, nil)
+}
+
+// LetGo does what Unhold does, for a unit whose program now listens on the sockets
+// itself.
+func (c *Client) LetGo(ctx context.Context, id string) error {
+	return c.call(ctx, VerbUnhold, Unhold{ID: id, Leave: true}, nil)
+}
+
+// Unit registers a unit, forgets it, or asks for its state.
+func (c *Client) Unit(ctx context.Context, u Unit) (s UnitState, err error) {
+	return s, c.call(ctx, VerbUnit, u, &s)
 }
 
 // Release makes the shim stop listening on those sockets held under id that were

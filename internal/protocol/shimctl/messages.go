@@ -42,6 +42,7 @@ const (
 	VerbFilter    = "filter"
 	VerbKeep      = "keep"
 	VerbHandoff   = "check-handoff"
+	VerbUnit      = "unit"
 
 	VerbExited     = "exit"
 	VerbExecExited = "exec-exit"
@@ -180,6 +181,33 @@ type Filter struct {
 type HandoffCheck struct {
 	Why        string `json:"why,omitempty"`          // why it does not work; empty if it does
 	NoNewPrivs bool   `json:"no_new_privs,omitempty"` // programs run with no_new_privs
+}
+
+// Unit describes a systemd unit whose program puts itself under a filter that
+// reports its binds (UnitSocket), so that held sockets can be handed to it. A
+// Unit with only an ID asks for its UnitState.
+type Unit struct {
+	ID string `json:"id"`
+	// Group is its control group, as in /proc/PID/cgroup. Only processes in it are
+	// handed anything.
+	Group   string `json:"group,omitempty"`
+	Unlinks bool   `json:"unlinks,omitempty"` // report the removal of files too, for its unix sockets
+	Forget  bool   `json:"forget,omitempty"`  // remove the entry
+}
+
+// UnitState answers Unit.
+type UnitState struct {
+	// Invocation is the systemd invocation ID of the last run whose binds are
+	// reported; empty for none.
+	Invocation string `json:"invocation,omitempty"`
+	NoNewPrivs bool   `json:"no_new_privs,omitempty"` // that run has no_new_privs
+}
+
+// Unhold closes the sockets held under an ID. With Leave, the files of unix
+// sockets that a process of the unit has stay, because it listens there.
+type Unhold struct {
+	ID    string `json:"id"`
+	Leave bool   `json:"leave,omitempty"`
 }
 
 // HeldChanged reports that the sockets held under an ID have changed. Why is set

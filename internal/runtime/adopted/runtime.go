@@ -65,9 +65,12 @@ type Runtime struct {
 
 	mu        sync.Mutex
 	works     map[string]*Work
-	managers  map[string]*systemd.Conn // by socket path
-	followers map[string]*follower     // followers of units, by instance ID
-	wakes     sync.WaitGroup           // goroutines of works and followers
+	managers  map[string]*systemd.Conn    // by socket path
+	followers map[string]*follower        // followers of units, by instance ID
+	wanted    map[string]instance.Adopted // units that have a drop-in, by instance ID
+	wakes     sync.WaitGroup              // goroutines of works and followers
+
+	dropIns sync.Mutex // held while drop-ins are written or removed
 }
 
 var (
@@ -77,6 +80,7 @@ var (
 	_ instance.Workload  = (*Work)(nil)
 
 	_ instance.UnitFollower = (*Runtime)(nil)
+	_ instance.DropInWriter = (*Runtime)(nil)
 	_ instance.SocketKeeper = (*Work)(nil)
 	_ instance.Timed        = (*Work)(nil)
 )

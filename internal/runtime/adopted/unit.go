@@ -40,7 +40,9 @@ const (
 // unit is one run of a unit.
 type unit struct {
 	m          *systemd.Conn
+	a          instance.Adopted
 	name       string
+	group      string // as the manager reports it
 	invocation string
 	sockets    []string // the .socket units that start it
 	timers     []string // the .timer units that start it
@@ -62,10 +64,11 @@ type follower struct {
 	telling  atomic.Bool  // Started is being called
 	blamed   atomic.Int64 // when others started it while lull held its sockets, in Unix nanoseconds; 0 for never
 
-	mu    sync.Mutex
-	conns []net.Conn // clients accepted from the kept sockets, until the unit listens
-	lobby *lobby     // accepts clients while the unit starts; nil if they are refused meanwhile
-	addrs []string   // addresses at which it listened before it was stopped
+	mu         sync.Mutex
+	invocation string     // its last known run
+	conns      []net.Conn // clients accepted from the kept sockets, until the unit listens
+	lobby      *lobby     // accepts clients while the unit starts; nil if they are refused meanwhile
+	addrs      []string   // TCP addresses at which it listened before it was stopped
 }
 
 // manager returns a client of the systemd manager named by a.Manager: the system's,
@@ -206,14 +209,18 @@ func (r *Runtime) attachUnit(ctx context.Context, id string, a instance.Adopted,
 	if err != nil {
 		return nil, err
 	}
-	w := &Work{r: r, id: id, again: again, unit: &unit{m: m, name: u.Name, invocation: u.Invocation,
+	r.follower(id, a).setInvocation(u.Invocation)
+	if err := r.register(ctx, id, a, s.Group, false); err != nil {
+		return nil, err
+	}
+	w := &Work{r: r, id: id, again: again, unit: &unit{m: m, a: a, name: u.Name, group: s.Group, invocation: u.Invocation,
 		sockets: ofKind(u.TriggeredBy, ".socket"), timers: ofKind(u.TriggeredBy, ".timer")}}
 	return r.findAs(w, instance.Identity{Run: run, Cgroup: g.Dir(), CgroupID: inode, Unit: u.Name, Manager: a.Manager, Invocation: u.Invocation})
 }
 
 // adoptUnit finds a run of a unit that an earlier daemon managed.
 func (r *Runtime) adoptUnit(ctx context.Context, id string, ident instance.Identity) (instance.Workload, error) {
-	a := instance.Adopted{Unit: ident.Unit, Manager: ident.Manager}
+	a := instance.Adopted{Unit: ident.Unit, Manager: ident.Manager, DropIn: r.hasDropIn(id)}
 	r.FollowUnit(id, a)
 	w, err := r.attachUnit(ctx, id, a, ident.Run, true)
 	if err != nil {
@@ -227,7 +234,7 @@ func (r *Runtime) adoptUnit(ctx context.Context, id string, ident instance.Ident
 		// An earlier daemon prepared a stop and did not carry it out.
 		if addrs, err := r.cfg.Process.HeldAddrs(ctx, id); err == nil && len(addrs) > 0 {
 			r.cfg.Process.Open(id)
-			if err := r.cfg.Process.Unhold(ctx, id); err != nil {
+			if err := r.cfg.Process.LetGo(ctx, id); err != nil {
 				r.cfg.Log.Warn("cannot close the sockets of a running unit", "unit", w.unit.name, "err", err)
 			}
 		}
@@ -274,6 +281,7 @@ func (r *Runtime) SystemdListens(ctx context.Context, a instance.Adopted) (bool,
 // Rebooted implements instance.UnitFollower. If the unit has failed to start
 // because its address was taken, it is started again.
 func (r *Runtime) Rebooted(ctx context.Context, id string, a instance.Adopted, last instance.Identity) (bool, error) {
+	r.follower(id, a).setInvocation(last.Invocation)
 	boot, err := r.fs.BootID()
 	if err != nil || boot == last.BootID || last.BootID == "" {
 		return false, err
@@ -324,6 +332,7 @@ func (r *Runtime) follow(ctx context.Context, id string, f *follower) {
 		cancel()
 		if err == nil {
 			r.compare(id, f, &u)
+			r.renewDropIn(id, f.a)
 		}
 		select {
 		case <-watch.C:
@@ -361,7 +370,7 @@ func (r *Runtime) compare(id string, f *follower, u *systemd.Unit) {
 	case w == nil && u.Over() && u.Job == 0 && f.starting.Load() == 0:
 		f.drop() // the start by others has failed
 		if u.Active == "failed" {
-			f.excuse(r)
+			f.excuse(r, id)
 		}
 	}
 }
@@ -372,7 +381,7 @@ const excuseFor = 10 * time.Second
 
 // excuse starts a unit again if a start by others has failed because lull held its
 // sockets.
-func (f *follower) excuse(r *Runtime) {
+func (f *follower) excuse(r *Runtime, id string) {
 	at := f.blamed.Swap(0)
 	if at == 0 || time.Since(time.Unix(0, at)) > excuseFor {
 		return
@@ -384,6 +393,9 @@ func (f *follower) excuse(r *Runtime) {
 	ctx, cancel := context.WithTimeout(context.Background(), unitLimit)
 	defer cancel()
 	r.cfg.Log.Warn("a unit failed to start while lull held its sockets; it is started again", "unit", f.a.Unit)
+	if _, err := r.vacate(ctx, id, f); err != nil {
+		r.cfg.Log.Error("cannot release the addresses of a unit", "unit", f.a.Unit, "err", err)
+	}
 	if _, err := m.Start(ctx, f.a.Unit); err != nil {
 		r.cfg.Log.Error("cannot start a unit again", "unit", f.a.Unit, "err", err)
 	}
@@ -412,6 +424,9 @@ func (r *Runtime) queued(ctx context.Context, id string, f *follower) {
 		ctx, cancel := context.WithTimeout(ctx, shimLimit)
 		defer cancel()
 		f.blamed.Store(time.Now().UnixNano())
+		if r.takesSockets(ctx, id, f) {
+			return // the unit is handed them
+		}
 		if n, err := r.vacate(ctx, id, f); err != nil {
 			r.cfg.Log.Error("cannot release the addresses of a unit that others start", "unit", f.a.Unit, "err", err)
 		} else if n == 0 {
@@ -430,11 +445,12 @@ func (r *Runtime) vacate(ctx context.Context, id string, f *follower) (sockets i
 	if err != nil || len(addrs) == 0 {
 		return 0, err
 	}
-	if f.lobby, err = openLobby(addrs); err != nil {
+	tcp := slices.DeleteFunc(slices.Clone(addrs), func(a string) bool { return strings.Contains(a, "unix:") || strings.HasPrefix(a, "udp:") })
+	if f.lobby, err = openLobby(tcp); err != nil {
 		r.cfg.Log.Info("clients that come while a unit starts are refused", "unit", f.a.Unit, "reason", err)
 	}
 	r.cfg.Unwatch(id)
-	f.addrs = addrs
+	f.addrs = tcp
 	conns, err := r.cfg.Process.TakeHeld(ctx, id)
 	f.conns = append(f.conns, conns...)
 	return len(addrs), err
@@ -475,8 +491,11 @@ func (r *Runtime) startUnit(ctx context.Context, l instance.Launch) (_ instance.
 	if err != nil {
 		return nil, err
 	}
-	if _, err := r.vacate(ctx, l.ID, f); err != nil {
-		return nil, err
+	handoff := r.takesSockets(ctx, l.ID, f)
+	if !handoff {
+		if _, err := r.vacate(ctx, l.ID, f); err != nil {
+			return nil, err
+		}
 	}
 	if !l.Found {
 		u, err := m.Unit(ctx, a.Unit)
@@ -484,7 +503,10 @@ func (r *Runtime) startUnit(ctx context.Context, l instance.Launch) (_ instance.
 			return nil, err
 		}
 		if !u.Running() {
-			if err := r.begin(ctx, m, a); err != nil {
+			if err = r.begin(ctx, m, a); err != nil && handoff {
+				err = r.beginPlainly(ctx, m, l.ID, f, err)
+			}
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -493,11 +515,17 @@ func (r *Runtime) startUnit(ctx context.Context, l instance.Launch) (_ instance.
 	if err != nil {
 		return nil, err
 	}
+	if handoff {
+		w.awaitTaken(ctx)
+	}
 	waiting, lobby, addrs := f.take()
 	r.wakes.Go(func() { w.relay(waiting, lobby) })
 	w.awaitListening(ctx, addrs)
 	if lobby != nil {
 		lobby.open()
+	}
+	if err := r.register(ctx, l.ID, a, w.unit.group, true); err != nil {
+		return nil, err
 	}
 	return w, nil
 }
@@ -525,7 +553,7 @@ func (w *Work) awaitListening(ctx context.Context, addrs []string) {
 	for {
 		ls, err := w.Listeners()
 		missing := slices.DeleteFunc(slices.Clone(addrs), func(a string) bool {
-			return slices.ContainsFunc(ls, func(l instance.Listener) bool { return l.Addr == a })
+			return slices.ContainsFunc(ls, func(l instance.Listener) bool { return isAt(l, a) })
 		})
 		if err == nil && len(missing) == 0 || w.ctx.Err() != nil || !first.IsZero() && time.Since(first) > restWait {
 			return
@@ -710,12 +738,24 @@ func (w *Work) KeepSockets(ctx context.Context) (kept bool, err error) {
 	if w.unit == nil || len(w.unit.sockets) > 0 {
 		return false, nil
 	}
-	addrs, err := w.HoldOwn(ctx)
-	if err == nil && len(addrs) == 0 {
+	handoff, err := w.handedOver(ctx)
+	if err != nil {
+		return false, err
+	}
+	networks := []string{"tcp"}
+	if handoff {
+		networks = w.r.handsOver(w.id)
+	}
+	addrs, err := w.HoldOwn(ctx, networks...)
+	switch {
+	case err != nil:
+	case len(addrs) == 0 && w.unit.a.DropIn && !handoff:
+		err = fmt.Errorf("it listens on no TCP port, and was not started with its drop-in yet: systemctl %srestart %s", userFlag(w.unit.a), w.unit.name)
+	case len(addrs) == 0:
 		err = errors.New("it listens on no TCP port, so no connection could start it again")
 	}
 	return err == nil, err
 }
 
 // DropSockets implements instance.SocketKeeper.
-func (w *Work) DropSockets(ctx context.Context) error { return w.r.cfg.Process.Unhold(ctx, w.id) }
+func (w *Work) DropSockets(ctx context.Context) error { return w.r.cfg.Process.LetGo(ctx, w.id) }

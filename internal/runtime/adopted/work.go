@@ -175,6 +175,9 @@ func (w *Work) Kill(ctx context.Context) error {
 		if err := w.unit.awaitStop(ctx); err != nil {
 			return err
 		}
+		if err := w.r.cfg.Process.DropSpares(ctx, w.id); err != nil {
+			return err
+		}
 	}
 	if w.mine() {
 		if err := w.Thaw(); err != nil {

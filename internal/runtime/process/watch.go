@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -370,10 +371,12 @@ func (r *Runtime) Watch(id string, wake func(string)) (instance.Guard, error) {
 	return g, nil
 }
 
-// HoldOwn makes the shim hold the run's listening TCP sockets under its ID, so that
-// their backlogs outlive the run, until TakeHeld or Unhold. It returns their
-// addresses, none if the run has no such sockets.
-func (w *Work) HoldOwn(ctx context.Context) (addrs []string, err error) {
+// HoldOwn has the sockets that the run listens on in the given networks ("tcp", "udp",
+// "unix") held under its id, whose backlogs then outlive it. TakeHeld, Unhold or LetGo
+// end that. Those of UDP ports and unix sockets are left out that could not be handed
+// to the next run. It returns their addresses, in the form of shimctl.Addr; none if
+// there are no such sockets.
+func (w *Work) HoldOwn(ctx context.Context, networks ...string) (addrs []string, err error) {
 	if w.net != &w.r.net {
 		return nil, errors.New("it has a network of its own, in which lull cannot listen")
 	}
@@ -391,14 +394,19 @@ func (w *Work) HoldOwn(ctx context.Context) (addrs []string, err error) {
 		if err != nil {
 			return fmt.Errorf("cannot keep descriptor %d of process %d: %w", at.fd, at.pid, err)
 		}
-		if !in.Listening || in.Path != "" || !in.Local.IsValid() || slices.Contains(addrs, in.Local.String()) {
+		l, ok := listenerOf(&in, at, nil)
+		addr := l.Addr
+		if ok = ok && slices.Contains(networks, l.Network); ok && l.Network != "tcp" {
+			addr, ok = handoffAddr(l)
+		}
+		if !ok || slices.Contains(addrs, addr) {
 			return nil
 		}
 		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
 			return err
 		}
-		addrs, fds = append(addrs, in.Local.String()), append(fds, dup)
+		addrs, fds = append(addrs, addr), append(fds, dup)
 		return nil
 	})
 	if err != nil || len(fds) == 0 {
@@ -418,6 +426,59 @@ func (w *Work) HoldOwn(ctx context.Context) (addrs []string, err error) {
 		return nil, errors.Join(err, w.r.Unhold(ctx, w.id))
 	}
 	return addrs, nil
+}
+
+// handoffAddr returns the address under which a unix socket or a UDP port is held for
+// a handoff. ok is false for a UDP port that the kernel has chosen, and for a unix
+// socket whose file others do not see at its path.
+func handoffAddr(l instance.Listener) (addr string, ok bool) {
+	if l.Network == "udp" {
+		at, err := netip.ParseAddrPort(l.Addr)
+		low, high := sockets.EphemeralPorts()
+		return "udp:" + l.Addr, err == nil && (at.Port() < low || at.Port() > high)
+	}
+	var theirs, ours, process unix.Stat_t
+	root := fmt.Sprintf("/proc/%d/root", l.PID)
+	if unix.Stat(root+l.Addr, &theirs) != nil || unix.Stat(l.Addr, &ours) != nil || theirs.Dev != ours.Dev || theirs.Ino != ours.Ino {
+		return "", false
+	}
+	user := ""
+	if unix.Stat(fmt.Sprintf("/proc/%d", l.PID), &process) == nil && int(process.Uid) != os.Geteuid() {
+		user = fmt.Sprintf("%d:%d", process.Uid, process.Gid)
+	}
+	return shimctl.Addr(instance.Endpoint{Proto: instance.ProtoUnix, Target: l.Addr}, user), true
+}
+
+// Unit registers a systemd unit with the supervisor, or asks for its state.
+func (r *Runtime) Unit(ctx context.Context, u shimctl.Unit) (s shimctl.UnitState, err error) {
+	err = r.untilAnswered(ctx, func(c *shimctl.Client) (err error) { s, err = c.Unit(ctx, u); return err })
+	return s, err
+}
+
+// UnitSocket returns where the supervisor is told of the binds of units.
+func (r *Runtime) UnitSocket() (string, error) { return shimctl.UnitSocket(r.cfg.Dir) }
+
+// Supervisor returns the path of the supervisor's program.
+func (r *Runtime) Supervisor() string { return r.cfg.Shim }
+
+// LetGo ends the holding of sockets that the program itself now listens on.
+func (r *Runtime) LetGo(ctx context.Context, id string) error {
+	r.setHeld(id, nil, nil)
+	return r.untilAnswered(ctx, func(c *shimctl.Client) error { return c.LetGo(ctx, id) })
+}
+
+// DropSpares closes the sockets that a program which has ended listened on while its
+// new clients were made to wait elsewhere (Shut).
+func (r *Runtime) DropSpares(ctx context.Context, id string) error {
+	all, err := r.HeldAddrs(ctx, id)
+	if err != nil {
+		return err
+	}
+	addrs := slices.DeleteFunc(slices.Clone(all), func(a string) bool { return strings.HasPrefix(a, "spare:") })
+	if len(addrs) == len(all) {
+		return nil
+	}
+	return r.Hold(ctx, id, addrs)
 }
 
 // HeldAddrs returns the addresses of the sockets held under id. Having none is not

@@ -399,6 +399,7 @@ func listenerOf(in *sockets.Info, at place, kept map[uint64]string) (instance.Li
 				l.Addr = filepath.Join(dir, l.Addr)
 			}
 		}
+		l.Addr = movedTo(l.Addr)
 	case in.Listening && in.Local.IsValid():
 		l.Network, l.Addr = "tcp", in.Local.String()
 	case in.Type == unix.SOCK_DGRAM && in.Local.IsValid() && in.Local.Port() != 0 && !in.Connected:
@@ -407,6 +408,25 @@ func listenerOf(in *sockets.Info, at place, kept map[uint64]string) (instance.Li
 		return l, false
 	}
 	return l, true
+}
+
+// movedTo returns the path of a unix socket that lull-shim made elsewhere and moved
+// there; any other path is returned unchanged.
+func movedTo(path string) string {
+	dir, name := filepath.Split(path)
+	if !strings.HasPrefix(name, shimctl.SpareName) {
+		return path
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return path
+	}
+	for _, f := range files {
+		if to := filepath.Join(dir, f.Name()); shimctl.SparePath(to) == path {
+			return to
+		}
+	}
+	return path
 }
 
 // hiddenListeners appends the listeners among sockets that may not be duplicated,

@@ -18,7 +18,7 @@ func TestUserUnit(t *testing.T) {
 	m.run("install", "-d", "-o", "alice", "-g", "alice", "-m", "700", runtime, home+"/.config/systemd/user")
 	m.write("/etc/systemd/system/alice.service", "[Service]\nUser=alice\nType=notify\nDelegate=yes\nExecStart=/lib/systemd/systemd --user --unit=basic.target\n"+
 		"Environment=XDG_RUNTIME_DIR="+runtime+"\n")
-	m.write(home+"/.config/systemd/user/mine.service", "[Service]\nExecStart=/usr/bin/redis-server --port 7000 --save ''\n")
+	m.write(home+"/.config/systemd/user/mine.service", "[Service]\nExecStart=/usr/bin/redis-server --port 7000 --protected-mode no --save ''\n")
 	m.write(home+"/.config/systemd/user/lull-host.service", hostUnit)
 	m.systemctl("daemon-reload")
 	m.systemctl("start", "alice")
@@ -59,6 +59,28 @@ func TestUserUnit(t *testing.T) {
 	}
 	if err := own.ReleaseAdopted(t.Context(), name); err != nil {
 		t.Fatal(err)
+	}
+
+	// With a drop-in, the unit serves them all itself.
+	const dropIn = runtime + "/systemd/user/mine.service.d/zz-lull.conf"
+	if _, err := m.DropIn(t.Context(), hostctl.Adopt{Unit: "mine", Manager: uid}); refused(err) == "" {
+		t.Errorf("root's host plans a drop-in in a user's directory: %v", err)
+	}
+	name = own.adopt(hostctl.Adopt{Unit: "mine", Manager: uid, Stop: true, DropIn: true, StopAfter: daemontest.Seconds(stopAfter)})
+	own.await(name, "stopped")
+	own.answers(ask)
+	own.await(name, "stopped")
+	own.crowd(20, func(from string) (string, error) {
+		return own.askFrom(from, "tcp", ask.addr, "CLIENT INFO\r\nQUIT\r\n")
+	})
+	if s := systemctl("show", "--value", "-p", "DropInPaths", "mine"); s != dropIn {
+		t.Errorf("drop-ins of the unit: %s", s)
+	}
+	if err := own.ReleaseAdopted(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	if s := systemctl("show", "--value", "-p", "DropInPaths", "mine"); s != "" || m.exists(dropIn) {
+		t.Errorf("a released unit has %s", s)
 	}
 	m.nothingLeft()
 }
