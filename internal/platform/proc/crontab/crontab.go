@@ -15,8 +15,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,10 +31,17 @@ const (
 	maxJobs   = 10_000    // of all crons
 )
 
-// Tables are the crontabs of one or more cron daemons.
+// Tables are the crontabs of one or more cron daemons. They are safe for concurrent
+// use.
 type Tables struct {
 	jobs    []job
 	working string
+
+	mu   sync.Mutex
+	last struct { // result of the last search
+		from, at time.Time
+		by       string
+	}
 }
 
 // Working describes a job that a cron daemon is running; "" if there is none.
@@ -45,6 +52,23 @@ func (t *Tables) Working() string { return t.working }
 // as to daylight saving time, counts as a job, because it shifts when jobs are
 // due and each cron has its own rule for that.
 func (t *Tables) Next(after time.Time) (at time.Time, by string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	until := t.last.at
+	if until.IsZero() {
+		until = t.last.from.Add(neverFor)
+	}
+	if t.last.from.IsZero() || after.Before(t.last.from) || !after.Before(until) {
+		t.last.from = after
+		t.last.at, t.last.by = t.search(after)
+	}
+	return t.last.at, t.last.by
+}
+
+// neverFor is how long a search that found nothing holds: it looks years ahead.
+const neverFor = 24 * time.Hour
+
+func (t *Tables) search(after time.Time) (at time.Time, by string) {
 	take := func(next time.Time, what string) {
 		if !next.IsZero() && (at.IsZero() || next.Before(at)) {
 			at, by = next, what
@@ -154,6 +178,43 @@ func identify(pid int) (*daemon, error) {
 	return d, nil
 }
 
+// usersFolders are the folders of users' crontabs, by the kind of daemon: Debian's and
+// BusyBox', and for cron and crond those for which distributions build cronie. A wake
+// for a file that the daemon ignores does no harm.
+var usersFolders = map[string][]string{
+	"cron":    {"/var/spool/cron/crontabs", "/var/spool/cron/tabs"},
+	"crond":   {"/var/spool/cron/crontabs", "/var/spool/cron"},
+	"busybox": {"/var/spool/cron/crontabs"},
+}
+
+// option returns the last value of an option of one letter, "" if it has none, and
+// whether it is given. valued are the letters of options with values.
+func (d *daemon) option(letter byte, valued string) (value string, given bool) {
+	for n := 1; n < len(d.argv); n++ {
+		arg := d.argv[n]
+		if arg == "--" {
+			break
+		}
+		for k := 1; k < len(arg) && arg[0] == '-'; k++ {
+			has := strings.IndexByte(valued, arg[k]) >= 0
+			rest := arg[k+1:]
+			if has && rest == "" && n+1 < len(d.argv) {
+				n++
+				rest = d.argv[n]
+			}
+			if arg[k] == letter {
+				if given = true; has {
+					value = rest
+				}
+			}
+			if has {
+				break
+			}
+		}
+	}
+	return value, given
+}
+
 // debianNames are the files in /etc/cron.d that Debian's cron reads.
 var debianNames = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
@@ -163,33 +224,27 @@ func (d *daemon) read() (jobs []job, err error) {
 		return nil, fmt.Errorf("cannot open the root directory of cron (process %d): %w", d.pid, err)
 	}
 	defer d.root.Close()
+	return d.tables()
+}
+
+// tables reads the crontabs below the daemon's root directory.
+func (d *daemon) tables() (jobs []job, err error) {
 	s := style{cronie: d.kind == "crond", find: d.zone}
 	if s.zone, err = d.localZone(); err != nil {
 		return nil, err
 	}
-	users, own, system := "/var/spool/cron/crontabs", "", true
-	switch d.kind {
-	case "crond": // cronie's own folder; Debian's build of it reads that of Debian's cron
-		own = "/var/spool/cron"
-	case "busybox":
-		system = false
-		for n, arg := range d.argv {
-			if dir, ok := strings.CutPrefix(arg, "-c"); ok && dir != "" {
-				users = dir
-			} else if ok && n+1 < len(d.argv) {
-				users = d.argv[n+1]
-			}
+	folders, system := usersFolders[d.kind], d.kind != "busybox"
+	if !system {
+		if dir, ok := d.option('c', "lLdc"); ok {
+			folders = []string{dir}
 		}
 	}
-	if !filepath.IsAbs(users) {
-		return nil, fmt.Errorf("cannot use %q as the crontab directory of cron (process %d): want an absolute path", users, d.pid)
-	}
-	paths, err := d.list(users, func(name string) bool { return name != "cron.update" })
-	if err != nil {
-		return nil, err
-	}
-	if own != "" {
-		more, err := d.list(own, func(string) bool { return true })
+	var paths []string
+	for _, dir := range folders {
+		if !filepath.IsAbs(dir) {
+			return nil, fmt.Errorf("cannot use %q as the crontab directory of cron (process %d): want an absolute path", dir, d.pid)
+		}
+		more, err := d.list(dir, func(name string) bool { return name != "cron.update" })
 		if err != nil {
 			return nil, err
 		}
@@ -197,8 +252,9 @@ func (d *daemon) read() (jobs []job, err error) {
 	}
 	mine := len(paths)
 	if system {
+		_, wide := d.option('l', "xL") // of Debian's
 		more, err := d.list("/etc/cron.d", func(name string) bool {
-			if d.kind == "cron" && !slices.Contains(d.argv, "-l") {
+			if d.kind == "cron" && !wide {
 				return debianNames.MatchString(name)
 			}
 			return name[0] != '#' && !strings.HasSuffix(name, "~") && !strings.Contains(name, ".rpm") && !strings.Contains(name, ".dpkg-")
@@ -255,7 +311,7 @@ func (d *daemon) list(dir string, take func(name string) bool) (paths []string, 
 // open opens a path below the daemon's root directory. Symbolic links are
 // resolved below it, too.
 func (d *daemon) open(path string, flags uint64) (*os.File, error) {
-	fd, err := unix.Openat2(int(d.root.Fd()), path, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC | unix.O_NONBLOCK, Resolve: unix.RESOLVE_IN_ROOT})
+	fd, err := unix.Openat2(int(d.root.Fd()), path, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
@@ -263,16 +319,22 @@ func (d *daemon) open(path string, flags uint64) (*os.File, error) {
 }
 
 // file reads a regular file. For a file of another kind it returns
-// fs.ErrNotExist, because cron ignores those.
+// fs.ErrNotExist, because cron ignores those. The kind is known before the file is
+// opened: opening a device can have effects, and a container may contain one.
 func (d *daemon) file(path string, limit int64) ([]byte, error) {
-	f, err := d.open(path, unix.O_RDONLY)
+	at, err := d.open(path, unix.O_PATH)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+	defer at.Close()
+	if st, err := at.Stat(); err != nil || !st.Mode().IsRegular() {
 		return nil, errors.Join(err, &fs.PathError{Op: "read", Path: path, Err: fs.ErrNotExist})
 	}
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", at.Fd()))
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(b)) > limit {
 		err = fmt.Errorf("%s has more than %d bytes", path, limit)
@@ -294,8 +356,8 @@ func (d *daemon) localZone() (*time.Location, error) {
 	return d.zone("/etc/localtime")
 }
 
-// zone returns the time zone with that name, or in the file at that path; UTC if
-// it does not exist.
+// zone returns the time zone with that name, or in the file at that path, as the C
+// library in the daemon's root does.
 func (d *daemon) zone(name string) (*time.Location, error) {
 	name = strings.TrimPrefix(name, ":")
 	path := name
@@ -306,15 +368,10 @@ func (d *daemon) zone(name string) (*time.Location, error) {
 		path = filepath.Join("/usr/share/zoneinfo", name)
 	}
 	b, err := d.file(path, maxTable)
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && filepath.IsAbs(name):
-		return time.UTC, nil
-	case errors.Is(err, fs.ErrNotExist): // the daemon's root has no zone files
-		if z, err := time.LoadLocation(name); err == nil {
-			return z, nil
-		}
-		return nil, fmt.Errorf("the zone %s of cron (process %d) is not known", strconv.Quote(name), d.pid)
-	case err != nil:
+	if errors.Is(err, fs.ErrNotExist) {
+		return fileless(name), nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	z, err := time.LoadLocationFromTZData(name, b)
@@ -322,4 +379,20 @@ func (d *daemon) zone(name string) (*time.Location, error) {
 		return nil, fmt.Errorf("%s is not a time zone file", path)
 	}
 	return z, nil
+}
+
+// fileless returns the time zone of a name for which there is no file: the one that
+// the name describes, as in CET-1CEST,M3.5.0,M10.5.0/3 (POSIX), otherwise UTC. Package
+// time reads such rules only at the end of a file, so it gets a file with nothing else.
+func fileless(name string) *time.Location {
+	const (
+		header = "TZif2\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+		counts = "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x04" // one zone, of four letters
+		utc    = "\x00\x00\x00\x00\x00\x00UTC\x00"
+	)
+	z, err := time.LoadLocationFromTZData(name, []byte(header+counts+utc+header+counts+utc+"\n"+name+"\n"))
+	if err != nil {
+		return time.UTC
+	}
+	return z
 }

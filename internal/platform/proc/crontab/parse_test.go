@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/robfig/cron/v3"
+
 	"lull/internal/lib/scaletest"
 )
 
@@ -177,4 +179,45 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%q: %v, %s", text, next, by)
 		}
 	})
+}
+
+// counted counts how often a schedule is asked.
+type counted struct {
+	cron.Schedule
+	asked *int
+}
+
+func (c counted) Next(t time.Time) time.Time { *c.asked++; return c.Schedule.Next(t) }
+
+// TestNextIsKept checks that the next time is computed once, however often it is asked
+// for until then, and that it is the same as without that.
+func TestNextIsKept(t *testing.T) {
+	r := scaletest.Random(t)
+	for _, text := range []string{"0 0 30 2 * x", "*/7 * * * * x\n0 3 * * 1 x", "0 4 1 * * x"} {
+		jobs, err := parse("f", []byte(text), user())
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := 0
+		for n := range jobs {
+			jobs[n].schedule = counted{jobs[n].schedule, &asked}
+		}
+		kept := &Tables{jobs: jobs}
+		at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+		for range 200 {
+			got, by := kept.Next(at)
+			before := asked
+			kept.Next(at)
+			if got.After(at.Add(time.Second)) {
+				kept.Next(at.Add(time.Second))
+			}
+			if asked != before {
+				t.Fatalf("%q: asked %d times again for what is known", text, asked-before)
+			}
+			if want, why := (&Tables{jobs: jobs}).Next(at); !got.Equal(want) || by != why {
+				t.Fatalf("%q after %v: %v (%s), want %v (%s)", text, at, got, by, want, why)
+			}
+			at = at.Add(time.Duration(r.IntN(7200)-1800) * time.Second)
+		}
+	}
 }
