@@ -50,10 +50,11 @@ func (i *inst) mayStop() error {
 		}
 	}
 	err := i.holdPorts(p, nil)
-	if errors.Is(err, instance.ErrNoPorts) && i.h.related.wakes(i) {
+	if err == nil {
 		return nil
 	}
-	if err == nil {
+	p.ReleasePorts(i.id) // some may be held, and nothing would wake it for their clients
+	if errors.Is(err, instance.ErrNoPorts) && i.h.related.wakes(i) {
 		return nil
 	}
 	return i.staysPaused(err, holdAgain)

@@ -78,7 +78,8 @@ type (
 		// HoldPorts makes new clients of the instance's published ports wait
 		// until ReleasePorts, or until a new run of the instance listens. For the
 		// first client it calls wake, unless wake is nil. wake must not block.
-		// The error is ErrNoPorts if the instance publishes no port. A second
+		// The error is ErrNoPorts if the instance publishes no port. After any
+		// other error, clients may wait nevertheless, until ReleasePorts. A second
 		// call replaces the first; clients that already wait continue to wait.
 		HoldPorts(ctx context.Context, id, image string, wake func(reason string)) error
 		ReleasePorts(id string)

@@ -1,0 +1,47 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"lull/internal/core/instance"
+	"lull/internal/core/power"
+	"lull/internal/host/hosttest"
+)
+
+// portRuntime is a runtime whose ports another program publishes.
+type portRuntime struct {
+	*hosttest.Kernel
+	held map[string]bool
+	err  error // what holding reports after it has begun
+}
+
+func (p *portRuntime) HoldPorts(_ context.Context, id, _ string, _ func(string)) error {
+	p.held[id] = true
+	return p.err
+}
+
+func (p *portRuntime) ReleasePorts(id string) { delete(p.held, id) }
+
+// TestPortsOfThePaused checks that no client of a paused instance is held when it
+// turns out that it cannot be stopped: nothing would wake it then.
+func TestPortsOfThePaused(t *testing.T) {
+	p := &portRuntime{held: map[string]bool{}, err: errors.New("the shim does not answer")}
+	inTuned(t, func(c *Config) { c.Runtimes["process"] = p }, func(r *rig) {
+		p.Kernel = r.k
+		id := r.run("web", nil)
+		time.Sleep(30 * time.Minute)
+		if r.is("web", power.Paused); p.held[id] {
+			t.Error("its clients are held")
+		}
+		p.err = nil
+		time.Sleep(2 * time.Minute)
+		if o := r.is("web", power.Stopped); !p.held[id] {
+			t.Errorf("its clients are not held: %s", o.StatusReason)
+		}
+	})
+}
+
+var _ instance.PortHolder = (*portRuntime)(nil)
