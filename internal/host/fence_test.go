@@ -642,10 +642,15 @@ func count(t *testing.T, env string, def int) int {
 }
 
 // TestFenceEveryInterleaving checks every order in which up to three actors can
-// pass the named points of the fence. It visits each reachable place once.
+// pass the named points of the fence. It visits each reachable place once. The
+// model follows some of the walks, and in make soak all of them.
 func TestFenceEveryInterleaving(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
+	var f *followed
+	if !underRace && !testing.Short() {
+		f = followWalks(t, scaletest.Count(t, "LULL_TRACED_PERCENT", 1), r)
+	}
 	wanders := scaletest.Count(t, "LULL_INTERLEAVINGS", 5)
 	scs, places, runs, left, orders := scenes(), 0, 0, 0, new(big.Int)
 	if underRace {
@@ -667,7 +672,9 @@ func TestFenceEveryInterleaving(t *testing.T) {
 		if fault != "" {
 			t.Fatalf("seed %d, %v: %s\norder: %s", seed, sc, fault, trace)
 		}
+		f.check(batchOfWalks)
 	}
+	f.finish()
 	t.Logf("%v of %v interleavings of %d scenes, which meet in %d places (%d runs), and %d that were found once: none lost, none frozen, none started twice; %d walks at random came to no other place",
 		orders, orders, len(scs), places, runs, left, wanders*len(scs))
 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -183,6 +184,71 @@ func TestFenceTraces(t *testing.T) {
 	t.Run("changed", func(t *testing.T) { rejectsChanged(t, f, all) })
 	t.Run("broken", func(t *testing.T) { rejectsBroken(t, f, r) })
 	t.Run("broken worlds", func(t *testing.T) { rejectsBrokenWorlds(t, f, r) })
+}
+
+// followed has the model follow walks of another test. Its methods do nothing if it
+// is nil.
+type followed struct {
+	t                          *testing.T
+	f                          *modeltest.Follower
+	waiting                    []walked
+	known                      map[string]bool // traces of the present scene
+	walks, traces, transitions int
+}
+
+// batchOfWalks is the number of traces that the model follows at once.
+const batchOfWalks = 2000
+
+// followWalks records that percentage of all walks, until finish is called.
+func followWalks(t *testing.T, percent int, r *rand.Rand) *followed {
+	t.Helper()
+	f := &followed{t: t, f: modeltest.NewFollower(t), known: map[string]bool{}}
+	t.Cleanup(func() { recorder = nil })
+	recorder = func(sc scene, events []modeltest.Event, whole bool) {
+		if f.walks++; r.IntN(100) >= percent {
+			return
+		}
+		if whole {
+			events = ended(events)
+		}
+		tr, ok := traceOf(sc, events)
+		if key := fmt.Sprint(sc, tr.Scenario, events); ok && !f.known[key] {
+			f.known[key] = true
+			f.waiting = append(f.waiting, tr)
+		}
+	}
+	return f
+}
+
+// check has the model follow the traces that wait, if there are at least so many. It
+// is called after each scene.
+func (f *followed) check(least int) {
+	if f == nil {
+		return
+	}
+	clear(f.known)
+	if len(f.waiting) < least {
+		return
+	}
+	for n, at := range f.f.Follow(f.t, traces(f.waiting)) {
+		f.t.Errorf("not a behavior of the model: %v: %s", f.waiting[n].sc, f.waiting[n].Until(at))
+	}
+	for _, tr := range f.waiting {
+		f.traces, f.transitions = f.traces+1, f.transitions+len(tr.Events)
+	}
+	f.waiting = nil
+}
+
+// finish has the model follow the rest, and reports the result.
+func (f *followed) finish() {
+	if f == nil {
+		return
+	}
+	recorder = nil
+	f.check(0)
+	if f.t.Logf("of %d walks the model follows %d different ones with %d transitions; %d states", f.walks, f.traces, f.transitions, f.f.States); f.traces == 0 {
+		f.t.Error("no walk was recorded")
+	}
 }
 
 // drawWalk returns a random scene: one of scenes, or a larger one.

@@ -121,7 +121,7 @@ bool doomed[CLIENTS]; /* the client waited when an automatic stop began */
  * the claim follow. Everything else is hidden. */
 #ifdef TRACES
 #define SEE(e) seen = (e); c_code { follow(); };
-byte seen, checks;
+byte seen, checks, later; /* later: checks of the next daemon */
 int which, at, beyond;
 c_code { \#include "follow.h"
 };
@@ -570,6 +570,8 @@ end:	do
 #define LOOKS(p) true       /* it decides below, once it has the lock */
 #define CHECKED checks--;
 #define MAYNOT false
+#define CEASES false
+#define NEXTCHECKS if :: real -> checks = later :: else fi;
 #define AGAIN(i) armed && requests > 1 && (is(i, QUEUED) || is(i, UNREAD))
 proctype clock() { do :: atomic { SEE(E_tick) checks++ } od }
 #else
@@ -577,15 +579,17 @@ proctype clock() { do :: atomic { SEE(E_tick) checks++ } od }
 #define LOOKS(p) (p)
 #define CHECKED
 #define MAYNOT true
+#define CEASES true
+#define NEXTCHECKS
 #define AGAIN(i) false
 #endif
 
 /* ladder is the deadline of the instance. It may cease to act at any time: no
- * client depends on it. */
+ * client depends on it. Where traces are followed, it acts as often as recorded. */
 proctype ladder() {
 	byte e;
 end:	do
-	:: true -> goto endgone
+	:: CEASES -> goto endgone
 	:: atomic { up && !lock && (st == RUN && LOOKS(eligible) || st == PSD && LOOKS(deep || stopdue || !armed)) && MAYCHECK -> CHECKED lock = 1; e = epoch }; {
 		serves();
 		if
@@ -756,6 +760,7 @@ end:	do
 		lock = 0; wanted = 0; ended = 0; stir = 0; startreq = 0; hfrozen = 0; forgetful = 0; held = 0; hfired = 0;
 		armed = 0; fired = 0; gheld = 1; gasleep = 0; wpend = NONE; wpsby = 0; waits = 0; wdone = 0; wlater = 0;
 		op = NONE; seq = 0; k = 0; code = 0; ret = 0; newst = NONE; err = 0; aidle = 0; aforce = 0; aadopted = 0; afrozen = 0; aguard = 0; fact = 0;
+		NEXTCHECKS
 		EACH(FALLS) }
 	:: atomic { shim && kills > 0 -> kills--; shim = 0 }
 	od

@@ -73,7 +73,8 @@ type Scenario struct {
 	Requests int  // maximum number of requests of each client on its connection
 	Users    int  // number of calls by users, at most two of them concurrent
 	Verbs    int  // which calls; numbered as in the model
-	Checks   int  // number of checks of the idle timer before its first tick
+	Checks   int  // number of checks of the idle timer before its first tick; with Real, of the first daemon
+	Later    int  // with Real, number of checks of the idle timer after a crash
 	Crashes  int  // number of crashes of the daemon
 	Ends     int  // how often at most the program ends by itself
 	Kept     bool // the program's sockets are kept while it does not run
@@ -102,6 +103,11 @@ type Trace struct {
 	Scenario
 	Events []Event
 	Hidden []string // names of events that the recorder cannot see
+
+	// Delayed are names of events that a daemon reports with a delay, so that the last
+	// ones before a crash are missing. Those that are also Untraced are not recorded
+	// from the crash until the next daemon reports another event.
+	Delayed, Untraced []string
 }
 
 // Until describes the first n events of the trace.
@@ -138,7 +144,7 @@ func (t *Trace) line(b []byte) []byte {
 	for _, r := range t.Relayed {
 		fields = append(fields, on(r))
 	}
-	for _, n := range append(fields, t.Clients, t.Requests, t.Users, t.Verbs, t.Checks, t.Crashes, t.Ends, on(t.Kept), on(t.Timed), on(t.Real), on(t.Late)) {
+	for _, n := range append(fields, t.Clients, t.Requests, t.Users, t.Verbs, t.Checks, t.Later, t.Crashes, t.Ends, on(t.Kept), on(t.Timed), on(t.Real), on(t.Late)) {
 		b = fmt.Append(b, n, " ")
 	}
 	number := func(name string) int {
@@ -147,19 +153,25 @@ func (t *Trace) line(b []byte) []byte {
 		}
 		return numbers[name]
 	}
-	var hidden []int
-	for _, name := range t.Hidden {
-		for n := range MaxClients {
-			if n == 0 || clientEvents[name] {
-				hidden = append(hidden, number(name)+n)
+	kinds := map[int]int{}
+	for kind, names := range [][]string{1: t.Hidden, t.Delayed, t.Untraced} { // in the order of the follower
+		for _, name := range names {
+			for n := range MaxClients {
+				if n == 0 || clientEvents[name] || n == 1 && CanFail[name] {
+					kinds[number(name)+n] = kind
+				}
 			}
 		}
 	}
-	b = fmt.Append(b, len(hidden), " ")
-	for _, n := range hidden {
-		b = fmt.Append(b, n, " ")
+	b = fmt.Append(b, len(kinds), " ")
+	for n, kind := range kinds {
+		b = fmt.Append(b, n, " ", kind, " ")
 	}
-	b = fmt.Append(b, len(t.Events))
+	crash := slices.IndexFunc(t.Events, func(e Event) bool { return e.Name == "crash" })
+	if crash < 0 {
+		crash = len(t.Events)
+	}
+	b = fmt.Append(b, len(t.Events), " ", crash)
 	ranks := map[int64]int{Open: math.MaxInt32}
 	var times []int64
 	for _, e := range t.Events {
@@ -177,6 +189,9 @@ func (t *Trace) line(b []byte) []byte {
 	}
 	return append(b, '\n')
 }
+
+// CanFail are the steps whose number is 1 if they failed.
+var CanFail = map[string]bool{"look": true, "final": true, "commit": true, "stopintent": true, "stoplook": true}
 
 // clientEvents are the events whose number is that of a client.
 var clientEvents = map[string]bool{"queued": true, "refused": true, "accepted": true, "answered": true, "sent": true, "closed": true,

@@ -84,23 +84,7 @@ func raceWith(t *testing.T, cfg raceConfig) {
 	var fired, woke atomic.Int64
 	var wg sync.WaitGroup
 	for n := range lanes {
-		s, addr := web(t, fmt.Sprintf("lane%d", n), relay)
-		s.PauseAfter = daemontest.Seconds(100 * time.Millisecond)
-		s.QuietConnectionAfter = *daemontest.Seconds(60 * time.Millisecond)
-		l := &lane{d: d, name: s.Name, addr: addr, relay: relay, rng: rand.New(rand.NewPCG(rng.Uint64(), 2))}
-		cfg.bring(d, s, addr)
-		o := d.Show(s.Name)
-		want := instance.PathDirect
-		if relay {
-			want = instance.PathRelay
-		}
-		if o.Endpoints[0].Path != want {
-			t.Fatalf("the path is %+v, want %s", o.Endpoints[0], want)
-		}
-		for m := range l.aim {
-			l.aim[m], l.step[m] = 4*time.Millisecond, 6*time.Millisecond
-		}
-		lanes[n] = l
+		lanes[n] = newLane(d, n, rng, relay, cfg.bring)
 	}
 	begin := time.Now()
 	for _, l := range lanes {
@@ -137,8 +121,30 @@ func raceWith(t *testing.T, cfg raceConfig) {
 	}
 	report(t, lanes, log.waitStable(t, d), st.Freezer, took)
 	if cfg.model {
-		t.Run("model", func(t *testing.T) { followed(t, lanes, sent, end) })
+		t.Run("model", func(t *testing.T) { followed(t, lanes, sent, end, raceChanges) })
 	}
+}
+
+// newLane starts the instance of a lane.
+func newLane(d *daemontest.Host, n int, rng *rand.Rand, relay bool, bring func(d *daemontest.Host, s instance.Spec, addr string)) *lane {
+	d.T.Helper()
+	s, addr := web(d.T, fmt.Sprintf("lane%d", n), relay)
+	s.PauseAfter = daemontest.Seconds(100 * time.Millisecond)
+	s.QuietConnectionAfter = *daemontest.Seconds(60 * time.Millisecond)
+	l := &lane{d: d, name: s.Name, addr: addr, relay: relay, rng: rand.New(rand.NewPCG(rng.Uint64(), 2))}
+	bring(d, s, addr)
+	o := d.Show(s.Name)
+	want := instance.PathDirect
+	if relay {
+		want = instance.PathRelay
+	}
+	if o.Endpoints[0].Path != want {
+		d.T.Fatalf("the path is %+v, want %s", o.Endpoints[0], want)
+	}
+	for m := range l.aim {
+		l.aim[m], l.step[m] = 4*time.Millisecond, 6*time.Millisecond
+	}
+	return l
 }
 
 // ways are the causes of the freeze.
@@ -153,11 +159,12 @@ type lane struct {
 	shots      []shot
 	cycles     int
 
-	relay bool
-	calls sync.WaitGroup // calls in the background
-	mu    sync.Mutex     // guards seen and conns
-	seen  []sighting
-	conns int
+	relay   bool
+	calls   sync.WaitGroup // calls in the background
+	crashes []crash        // of the daemon
+	mu      sync.Mutex     // guards seen and conns
+	seen    []sighting
+	conns   int
 }
 
 // shot is one connection, or one request on an open connection.
@@ -171,34 +178,81 @@ type shot struct {
 // cycle causes one freeze and sends requests around it. It returns their number,
 // and whether they woke the instance.
 func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
-	way := [...]int{0, 0, 1, 1, 1, 2, 2}[l.rng.IntN(7)]
 	l.cycles++
-	var err error
-	shots := make([]shot, 1+l.rng.IntN(3))
-	clients := make([]*watched, len(shots))
-	if way == 2 {
-		for n := range clients {
-			if clients[n], err = l.dial(); err == nil {
-				err = clients[n].echo("before")
-			}
-			if err != nil {
-				return 0, false, err
-			}
-			defer clients[n].Close()
-		}
-	}
-	deadline, before, err := l.provoke(ctx, way)
+	v, err := l.load(ctx, 3)
+	defer v.close()
 	if err != nil {
 		return 0, false, err
 	}
-	errs := make([]error, len(shots))
+	shots, err := l.fire(v, func() time.Duration { return l.within(spread) })
+	if err != nil {
+		return 0, false, err
+	}
+	after, err := l.stable(ctx)
+	if err != nil {
+		return 0, false, err
+	}
+	woke = after.WakeCount > v.woken
+	l.learn(v.way, woke)
+	for n := range shots {
+		shots[n].end = time.Now()
+	}
+	if l.cycles > learning {
+		l.shots = append(l.shots, shots...)
+	}
+	return len(shots), woke, nil
+}
+
+// within returns a random duration between -d and d.
+func (l *lane) within(d time.Duration) time.Duration {
+	return time.Duration((l.rng.Float64()*2 - 1) * float64(d))
+}
+
+// volley is the set of requests around one freeze.
+type volley struct {
+	way      int
+	deadline time.Time  // when the pause is due
+	woken    uint64     // how often the instance was woken before
+	clients  []*watched // nil for each client that connects only then
+}
+
+func (v *volley) close() {
+	for _, c := range v.clients {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// load causes a freeze in the near future, for a random number of clients up to most.
+// The volley is never nil.
+func (l *lane) load(ctx context.Context, most int) (v *volley, err error) {
+	v = &volley{way: [...]int{0, 0, 1, 1, 1, 2, 2}[l.rng.IntN(7)], clients: make([]*watched, 1+l.rng.IntN(most))}
+	if v.way == 2 {
+		for n := range v.clients {
+			if v.clients[n], err = l.dial(); err == nil {
+				err = v.clients[n].echo("before")
+			}
+			if err != nil {
+				return v, err
+			}
+		}
+	}
+	v.deadline, v.woken, err = l.provoke(ctx, v.way)
+	return v, err
+}
+
+// fire sends the requests of a volley and waits for the answers. after returns how
+// long after the expected freeze a request is sent.
+func (l *lane) fire(v *volley, after func() time.Duration) ([]shot, error) {
+	shots, errs := make([]shot, len(v.clients)), make([]error, len(v.clients))
 	var wg sync.WaitGroup
 	for n := range shots {
-		at := deadline.Add(l.aim[way] + time.Duration((l.rng.Float64()*2-1)*float64(spread)))
+		at := v.deadline.Add(l.aim[v.way] + after())
 		wg.Go(func() {
 			until(at)
-			s := shot{way: way, deadline: deadline, from: time.Now()}
-			c := clients[n]
+			s := shot{way: v.way, deadline: v.deadline, from: time.Now()}
+			c := v.clients[n]
 			if c == nil {
 				if c, errs[n] = l.dial(); errs[n] != nil {
 					return
@@ -213,22 +267,10 @@ func (l *lane) cycle(ctx context.Context) (fired int, woke bool, _ error) {
 	wg.Wait()
 	for _, err := range errs {
 		if err != nil {
-			return 0, false, fmt.Errorf("lost, way %s: %w", ways[way], err)
+			return nil, fmt.Errorf("lost, way %s: %w", ways[v.way], err)
 		}
 	}
-	after, err := l.stable(ctx)
-	if err != nil {
-		return 0, false, err
-	}
-	woke = after.WakeCount > before
-	l.learn(way, woke)
-	for n := range shots {
-		shots[n].end = time.Now()
-	}
-	if l.cycles > learning {
-		l.shots = append(l.shots, shots...)
-	}
-	return len(shots), woke, nil
+	return shots, nil
 }
 
 // learn adjusts the aim of a way so that about half of the requests meet a frozen

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,6 +20,7 @@ import (
 
 	"lull/internal/host/daemontest"
 	"lull/internal/host/modeltest"
+	"lull/internal/lib/httpx"
 )
 
 // What happens in a race is recorded and checked against the model of the fence:
@@ -115,6 +117,7 @@ type sighting struct {
 	name     string
 	n        int // number of the connection or of the verb
 	from, to time.Time
+	lost     bool // a call that got no answer: it may not have arrived
 }
 
 // Numbers of the verbs in the model.
@@ -125,15 +128,23 @@ const (
 
 // note records a sighting that began at from and ends now.
 func (l *lane) note(name string, n int, from time.Time) {
+	l.noted(sighting{name: name, n: n, from: from})
+}
+
+func (l *lane) noted(s sighting) {
+	s.to = time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.seen = append(l.seen, sighting{name, n, from, time.Now()})
+	l.seen = append(l.seen, s)
 }
 
 // do executes a command like Do, and records it.
 func (l *lane) do(ctx context.Context, verb string, n int) (err error) {
-	defer l.note("called", n, time.Now())
+	s := sighting{name: "called", n: n, from: time.Now()}
 	_, err = l.d.Do(ctx, l.name, verb, nil)
+	_, answered := errors.AsType[*httpx.Problem](err)
+	s.lost = err != nil && !answered
+	l.noted(s)
 	return err
 }
 
@@ -197,8 +208,21 @@ func (c *watched) Close() error {
 var stepEvents = map[string]string{"intent": "intent", "gate": "hold", "freeze": "freeze", "look": "look", "arm": "arm", "look-again": "final", "commit": "commit",
 	"undo-disarm": "disarm", "undo-thaw": "thaw", "undo-publish": "release", "disarm": "disarm", "thaw": "thaw", "publish": "release"}
 
-// canFail are the events whose number says whether the step failed.
-var canFail = map[string]bool{"look": true, "final": true, "commit": true}
+// A daemon traces the events in reported and untraced. Those in untraced also happen
+// while a daemon starts, and while there is none, and then nothing traces them.
+var (
+	reported = []string{"intent", "freeze", "look", "arm", "final", "commit", "disarm"}
+	untraced = []string{"hold", "thaw", "release"}
+)
+
+// crash is a crash of the daemon at some moment from from to to. began is before any
+// transition that the crash can have ended, and ended is after the next daemon has
+// taken over.
+type crash struct{ began, from, to, ended time.Time }
+
+// lostChecks is the number of attempts to pause before a crash of which nothing may
+// have been recorded.
+const lostChecks = 1
 
 // slack is added on both sides of the test's own times. They use the same clock
 // as the daemon's, but durations are measured with another one.
@@ -207,18 +231,23 @@ const slack = 10 * time.Microsecond
 // traces divides what happened in a lane until a time into traces for the model.
 // At the beginning and end of each, the program runs, no transition or call is in
 // progress and no connection is open. few is the number of traces that were
-// dropped because they have more connections than the model supports.
-func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace, few int, err error) {
+// dropped because they have more connections than the model supports. A trace is
+// returned in several forms if calls in it may not have arrived.
+func (l *lane) traces(all []*otlp.Span, until time.Time) (out [][]modeltest.Trace, few int, err error) {
 	type part struct {
 		from, to int64
 		event    *modeltest.Event
 		check    bool // a pause that the idle timer attempted
+		lost     bool // the event may not have happened
 	}
 	var parts []part
-	asleep, armed, frozen := int64(0), false, false
+	asleep, armed, frozen, crashes := int64(0), false, false, l.crashes
 	for _, s := range all {
 		from, to := int64(s.StartTimeUnixNano), int64(s.EndTimeUnixNano)
 		failed := s.GetStatus().GetCode() == otlp.Status_STATUS_CODE_ERROR
+		for len(crashes) > 0 && crashes[0].from.UnixNano() < from {
+			asleep, armed, frozen, crashes = 0, false, false, crashes[1:]
+		}
 		switch s.Name {
 		case "instance.pause":
 			parts = append(parts, part{from: from, to: to, check: attribute(s, "lull.by") == "idle_timeout"})
@@ -242,10 +271,17 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 		switch {
 		case e.Name == "":
 			return nil, 0, fmt.Errorf("the model has no step %q", s.Name)
-		case failed && !canFail[e.Name]:
+		case failed && !modeltest.CanFail[e.Name]:
 			return nil, 0, fmt.Errorf("the step %q failed: %v", s.Name, s.Status)
 		case failed:
 			e.N = 1
+		case len(s.ParentSpanId) == 0 && s.Name == "gate": // as it was when the daemon began
+			continue
+		case len(s.ParentSpanId) == 0 && s.Name == "freeze": // it is frozen already
+			frozen = true
+			continue
+		case len(s.ParentSpanId) == 0 && s.Name == "commit": // the pause of an earlier daemon
+			asleep = from
 		case e.Name == "arm":
 			armed = true
 		case e.Name == "freeze":
@@ -265,7 +301,7 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 	first, last := map[int]int64{}, map[int]int64{}
 	for _, s := range l.seen {
 		from, to := s.from.Add(-slack).UnixNano(), s.to.Add(slack).UnixNano()
-		parts = append(parts, part{from: from, to: to, event: &modeltest.Event{Name: s.name, N: s.n, From: from, To: to}})
+		parts = append(parts, part{from: from, to: to, event: &modeltest.Event{Name: s.name, N: s.n, From: from, To: to}, lost: s.lost})
 		if s.name != "called" {
 			if first[s.n] == 0 {
 				first[s.n] = from
@@ -275,6 +311,10 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 	}
 	for n, from := range first {
 		parts = append(parts, part{from: from, to: last[n]})
+	}
+	for _, c := range l.crashes {
+		from, to := c.from.Add(-slack).UnixNano(), c.to.Add(slack).UnixNano()
+		parts = append(parts, part{from: c.began.UnixNano(), to: c.ended.UnixNano()}, part{from: from, to: to, event: &modeltest.Event{Name: "crash", From: from, To: to}})
 	}
 	slices.SortStableFunc(parts, func(a, b part) int { return cmp.Compare(a.from, b.from) })
 	for len(parts) > 0 {
@@ -288,9 +328,12 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 		if l.relay {
 			t.Late = true
 		}
-		conns := map[int]int{}
+		conns, lost := map[int]int{}, map[int]bool{}
 		for _, p := range parts[:n] {
-			if p.check {
+			switch {
+			case p.check && t.Crashes > 0:
+				t.Later++
+			case p.check:
 				t.Checks++
 			}
 			if p.event == nil {
@@ -300,6 +343,9 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 			switch e.Name {
 			case "called":
 				t.Users, t.Verbs = t.Users+1, t.Verbs|1<<e.N
+			case "crash":
+				t.Crashes, t.Checks = 1, t.Checks+lostChecks
+				t.Delayed, t.Untraced = slices.Concat(reported, untraced), untraced
 			case "queued", "sent", "answered", "closed":
 				if _, ok := conns[e.N]; !ok {
 					conns[e.N] = len(conns)
@@ -309,6 +355,7 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 					e.To = modeltest.Open
 				}
 			}
+			lost[len(t.Events)] = p.lost
 			t.Events = append(t.Events, e)
 		}
 		parts = parts[n:]
@@ -321,17 +368,34 @@ func (l *lane) traces(all []*otlp.Span, until time.Time) (out []modeltest.Trace,
 			for c := range t.Clients {
 				t.Relayed[c] = l.relay
 			}
-			out = append(out, t)
+			out = append(out, forms(t, lost))
 		}
 	}
 	return out, few, nil
 }
 
-// followed checks what the lanes did until a time against the model.
-func followed(t *testing.T, lanes []*lane, s *spans, until time.Time) {
+// forms returns a trace with all events, and those that lack some of the calls that
+// may be lost.
+func forms(t modeltest.Trace, lost map[int]bool) []modeltest.Trace {
+	all := []modeltest.Trace{t}
+	for n := len(t.Events) - 1; n >= 0; n-- {
+		if !lost[n] {
+			continue
+		}
+		for _, f := range slices.Clone(all) {
+			f.Users, f.Events = f.Users-1, slices.Delete(slices.Clone(f.Events), n, n+1)
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// followed checks what the lanes did until a time against the model, and that the
+// model rejects it once it is changed.
+func followed(t *testing.T, lanes []*lane, s *spans, until time.Time, changes map[string]func(*modeltest.Trace) bool) {
 	f := modeltest.NewFollower(t)
-	var all []modeltest.Trace
-	transitions, few := 0, 0
+	var all [][]modeltest.Trace
+	transitions, few, crashes := 0, 0, 0
 	for _, l := range lanes {
 		l.calls.Wait()
 		traces, n, err := l.traces(s.of(l.name), until)
@@ -340,20 +404,38 @@ func followed(t *testing.T, lanes []*lane, s *spans, until time.Time) {
 		}
 		all, few = append(all, traces...), few+n
 	}
-	for _, tr := range all {
-		transitions += len(tr.Events)
+	var each []modeltest.Trace
+	var which []int
+	for n, forms := range all {
+		transitions, crashes = transitions+len(forms[0].Events), crashes+forms[0].Crashes
+		for _, tr := range forms {
+			each, which = append(each, tr), append(which, n)
+		}
 	}
-	for n, at := range f.Follow(t, all) {
-		t.Errorf("not a behavior of the model, but for event %d: %s", at, all[n].Until(len(all[n].Events)))
+	furthest, failed := map[int]int{}, map[int]int{}
+	for n, at := range f.Follow(t, each) {
+		furthest[which[n]] = max(furthest[which[n]], at)
+		failed[which[n]]++
 	}
-	t.Logf("REPORT race: %d traces with %d transitions are behaviors of the model, %d with more connections than it has were left out; %d states", len(all), transitions, few, f.States)
+	for n, forms := range all {
+		if failed[n] == len(forms) {
+			t.Errorf("not a behavior of the model, but for event %d: %s", furthest[n], forms[0].Until(len(forms[0].Events)))
+		}
+	}
+	t.Logf("REPORT race: %d traces with %d transitions and %d crashes are behaviors of the model, %d with more connections than it has were left out; %d states", len(all), transitions, crashes, few, f.States)
 	if transitions == 0 {
 		t.Error("nothing was recorded")
 	}
-	for name, change := range raceChanges {
+	most := 10       // changed traces
+	if crashes > 0 { // to reject a long one takes long
+		most = 3
+		slices.SortStableFunc(all, func(a, b []modeltest.Trace) int { return cmp.Compare(len(a[0].Events), len(b[0].Events)) })
+	}
+	for name, change := range changes {
 		var changed []modeltest.Trace
-		for _, tr := range all {
-			if tr.Events = slices.Clone(tr.Events); change(&tr) && len(changed) < 10 {
+		for _, forms := range all {
+			tr := forms[0]
+			if tr.Events = slices.Clone(tr.Events); len(forms) == 1 && len(changed) < most && change(&tr) {
 				slices.SortStableFunc(tr.Events, func(a, b modeltest.Event) int { return cmp.Compare(a.From, b.From) })
 				changed = append(changed, tr)
 			}
@@ -412,6 +494,50 @@ var raceChanges = map[string]func(t *modeltest.Trace) bool{
 		}
 		return ok
 	},
+}
+
+// killChanges are such changes to traces in which a daemon takes over a pause.
+var killChanges = map[string]func(t *modeltest.Trace) bool{
+	"no daemon has died": func(t *modeltest.Trace) bool {
+		at := takenOver(t)
+		if at >= 0 {
+			t.Crashes, t.Events = 0, slices.Delete(t.Events, at, at+1)
+		}
+		return at >= 0
+	},
+	"the next daemon does not watch what it takes over": func(t *modeltest.Trace) bool { return leaveOut(t, "arm") },
+	"what the next daemon took over is not thawed":      func(t *modeltest.Trace) bool { return leaveOut(t, "thaw") },
+}
+
+// takenOver returns the index of the crash if the next daemon took over a pause; -1
+// otherwise.
+func takenOver(t *modeltest.Trace) int {
+	at := slices.IndexFunc(t.Events, func(e modeltest.Event) bool { return e.Name == "crash" })
+	if at < 0 {
+		return -1
+	}
+	for _, e := range t.Events[at:] {
+		switch {
+		case e.Name == "intent", e.N == 1 && modeltest.CanFail[e.Name]:
+			return -1
+		case e.Name == "commit":
+			return at
+		}
+	}
+	return -1
+}
+
+// leaveOut leaves out the first step of that name after a pause was taken over.
+func leaveOut(t *modeltest.Trace, name string) bool {
+	at := takenOver(t)
+	if at < 0 {
+		return false
+	}
+	n := slices.IndexFunc(t.Events[at:], func(e modeltest.Event) bool { return e.Name == name })
+	if n >= 0 {
+		t.Events = slices.Delete(t.Events, at+n, at+n+1)
+	}
+	return n >= 0
 }
 
 // step returns the index of the first event with that name that did not fail; -1
