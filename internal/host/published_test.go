@@ -29,8 +29,9 @@ func (p *portRuntime) ReleasePorts(id string) { delete(p.held, id) }
 // turns out that it cannot be stopped: nothing would wake it then.
 func TestPortsOfThePaused(t *testing.T) {
 	p := &portRuntime{held: map[string]bool{}, err: errors.New("the shim does not answer")}
-	inTuned(t, func(c *Config) { c.Runtimes["process"] = p }, func(r *rig) {
+	inBubble(t, func(r *rig) {
 		p.Kernel = r.k
+		r.Host.cfg.Runtimes["process"] = p
 		id := r.run("web", nil)
 		time.Sleep(30 * time.Minute)
 		if r.is("web", power.Paused); p.held[id] {
