@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"lull/internal/core/instance"
@@ -34,6 +35,7 @@ func TestPortsOfThePaused(t *testing.T) {
 		r.Host.cfg.Runtimes["process"] = p
 		id := r.run("web", nil)
 		time.Sleep(30 * time.Minute)
+		synctest.Wait()
 		if r.is("web", power.Paused); p.held[id] {
 			t.Error("its clients are held")
 		}
