@@ -190,7 +190,7 @@ func (i *inst) beginRound(now time.Time, all bool) bool {
 		which = append(which, n)
 	}
 	if r.every > 0 {
-		r.before, c.round = i.seen.last, r
+		r.before, c.round = i.seen.windowLocked().last, r
 	}
 	i.mu.Unlock()
 	if r.every == 0 {
@@ -333,12 +333,12 @@ func (i *inst) discountLocked(s *instance.Sample, a *relay.Activity) {
 	c := &i.custom
 	if r := c.round; r != nil && r.over {
 		c.round = nil
-		if b := &r.before; r.visits && !b.At.IsZero() && s.At.Sub(b.At) <= r.every/roundShare && !i.seen.base.At.After(b.At) {
+		if b := &r.before; r.visits && !b.At.IsZero() && s.At.Sub(b.At) <= r.every/roundShare && !i.seen.windowLocked().base.At.After(b.At) {
 			c.own = append(c.own, period{b.At, s.At})
 			if len(c.own) > 128 {
 				c.own = slices.Delete(c.own, 0, 1)
 			}
-			base := &i.seen.base
+			base := &i.seen.window.base
 			base.CPU += max(s.CPU-b.CPU, 0)
 			if s.NetBytes > b.NetBytes {
 				base.NetBytes += s.NetBytes - b.NetBytes

@@ -73,6 +73,9 @@ type step struct {
 	do   func(*attempt) error
 }
 
+// publishStep is the step of a wake that follows the thaw.
+const publishStep = "publish"
+
 // attempt is one execution of a sequence of steps.
 type attempt struct {
 	i      *inst
@@ -96,7 +99,7 @@ func standardFence() fence {
 			{"arm", arm}, {"look-again", finalCheck}, {"commit", commitPause}},
 		undo:   []step{{"undo-disarm", disarm}, {"undo-thaw", thaw}, {"undo-publish", publishUndone}},
 		deeper: []step{{"deeper-look", finalCheck}, {"deeper-save", save}, {"deeper-commit", commitSaved}},
-		wake:   []step{{"disarm", disarm}, {"thaw", thaw}, {"publish", publishWoken}},
+		wake:   []step{{"disarm", disarm}, {"thaw", thaw}, {publishStep, publishWoken}},
 		resumePause: []step{{"gate", closeGate}, {"freeze", freeze}, {"look", checkFrozen}, {"arm", arm},
 			{"look-again", finalCheck}, {"commit", commitPause}},
 		stop: []step{{"stop-intent", stopIntent}, {"stop-gate", closeGate}, {"stop-look", checkUnlessForced},
@@ -325,8 +328,10 @@ func commitPause(a *attempt) error {
 	}
 	i.mu.Lock()
 	i.retry.notBefore = time.Time{}
+	i.seen.window = nil // thousands sleep
 	i.mu.Unlock()
 	i.scheduleAsleep(now)
+	i.h.notePause()
 	return nil
 }
 
@@ -436,7 +441,7 @@ func publishWoken(a *attempt) error {
 	now := i.h.Now()
 	ident := a.work.Identity() // a restore changes the identity
 	i.mu.Lock()
-	i.seen.base, i.seen.readings, i.seen.conns = instance.Sample{}, nil, 0
+	i.seen.window, i.seen.readings, i.seen.conns = nil, nil, 0
 	i.resetProbesLocked()
 	i.mu.Unlock()
 	rec := i.update(func(r *instance.Record) {

@@ -172,6 +172,9 @@ type Host struct {
 	absent map[string]error  // by ID and by name: why the instance's runtime is missing
 	away   []instance.Record // the records of those instances
 
+	pauses atomic.Int64  // since memory was last given back
+	trims  chan struct{} // has room for one: memory may be given back soon
+
 	busy   sync.WaitGroup // goroutines other than Run's workers
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -189,7 +192,7 @@ func New(cfg Config) *Host {
 		cfg.Log = slog.Default()
 	}
 	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: deadlines.New[*inst](cfg.Alarm), events: events.New(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
-		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}}
+		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}, trims: make(chan struct{}, 1)}
 	h.halts = halt.New(halt.Options{Own: cfg.Halted, Fleet: cfg.FleetHalted, KeepOwn: cfg.KeepHalt, KeepFleet: cfg.KeepFleetHalt,
 		Now: h.Now, Changed: h.haltChanged, Log: h.log})
 	h.saver = records.NewSaver(cfg.Records, h.owner, h.recordsFail)
@@ -220,6 +223,7 @@ func (h *Host) Run(ctx context.Context) error {
 	wg.Go(func() { h.due.Run(ctx, h.cfg.Workers, h.check) })
 	wg.Go(func() { h.images.Run(ctx) })
 	wg.Go(func() { h.halts.Run(ctx) })
+	wg.Go(func() { h.trim(ctx) })
 	saving := make(chan struct{})
 	go func() { h.saver.Run(); close(saving) }()
 	<-ctx.Done()

@@ -19,14 +19,15 @@ import (
 
 // inst is an instance in memory. Its fields are grouped by what guards them.
 type inst struct {
-	h    *Host
-	id   string
-	set  atomic.Pointer[instance.Spec] // the user's settings, which Change replaces
-	rt   Runtime
-	gate Gate                    // nil if it needs no relay
-	size int64                   // maximum memory in bytes, 0 if its runtime does not know; never changes
-	slow bool                    // booting and restoring it is slow; never changes
-	due  *deadlines.Entry[*inst] // when it is next checked; never changes
+	h     *Host
+	id    string
+	set   atomic.Pointer[instance.Spec] // the user's settings, which Change replaces
+	rt    Runtime
+	gate  Gate                    // nil if it needs no relay
+	size  int64                   // maximum memory in bytes, 0 if its runtime does not know; never changes
+	slow  bool                    // booting and restoring it is slow; never changes
+	guest bool                    // a thaw of it may take long; never changes
+	due   *deadlines.Entry[*inst] // when it is next checked; never changes
 
 	requests requests
 	loops    loops
@@ -99,6 +100,7 @@ type ports struct {
 type turn struct {
 	from     power.Instance // the state in which the current wake began
 	again    bool           // the current stop is followed by a start
+	early    int            // steps of the current wake that thawFirst has executed
 	reported *ending        // the exit that adoption reports if it finds no other
 }
 
@@ -115,8 +117,7 @@ type proc struct {
 
 // seen holds the results of the last checks. Guarded by mu.
 type seen struct {
-	base     instance.Sample // the sample with which later ones are compared
-	last     instance.Sample // the newest sample
+	window   *window // of the run; nil before its first sample and while it sleeps
 	readings []idle.Reading
 	conns    int
 	unseen   time.Time   // a connection may have come and gone unseen before this time; a pause requires to find out
@@ -129,6 +130,20 @@ type seen struct {
 	trouble  string      // why the workload cannot work, or ""
 	verdict  idle.Verdict
 	line     evidence.Line // line of the instance's decisions in the log
+}
+
+// window is the time that the next verdict is about.
+type window struct {
+	base instance.Sample // the sample that deltas are measured from
+	last instance.Sample // the newest sample
+}
+
+// windowLocked returns the window, a new one if there is none. mu is held.
+func (s *seen) windowLocked() *window {
+	if s.window == nil {
+		s.window = new(window)
+	}
+	return s.window
 }
 
 // says holds what programs report about themselves, and the commands that run
@@ -159,6 +174,7 @@ func newInst(h *Host, rec instance.Record, rt Runtime) *inst {
 	spec := rec.Spec // a separate copy, because rec changes under mu
 	i := &inst{h: h, id: rec.ID, rt: rt, rec: rec, lock: make(chan struct{}, 1), stir: make(chan struct{}, 1)}
 	i.due = deadlines.NewEntry(i)
+	i.guest = rt.Capabilities().Network
 	i.set.Store(&spec)
 	if s, ok := rt.(instance.Sizer); ok {
 		i.size, i.slow = s.Size(&spec)

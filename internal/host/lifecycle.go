@@ -175,7 +175,7 @@ func (i *inst) launch(ctx context.Context, run uint64) (Workload, error) {
 	ident := w.Identity()
 	i.mu.Lock()
 	i.proc.work, i.proc.frozen, i.proc.guard, i.seen.block = w, false, nil, nil
-	i.seen.base, i.seen.last, i.seen.readings, i.seen.conns = instance.Sample{}, instance.Sample{}, nil, 0
+	i.seen.window, i.seen.readings, i.seen.conns = nil, nil, 0
 	i.resetProbesLocked()
 	i.mu.Unlock()
 	return w, i.save(func(r *instance.Record) { r.Identity, r.StartedAt = &ident, i.h.Now() })

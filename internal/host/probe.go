@@ -134,14 +134,14 @@ func (i *inst) sample(w Workload) (idle.Evidence, *instance.Unseen) {
 		relayed = new(i.gate.Activity())
 	}
 	i.discountLocked(&s, relayed)
-	if i.seen.base.At.IsZero() {
-		i.seen.base = s
-	}
-	unseen := s.Unseen
+	unseen, span := s.Unseen, i.seen.windowLocked()
 	s.Unseen = nil // not kept, because it applies to this sample only
-	i.seen.last = s
+	if span.base.At.IsZero() {
+		span.base = s
+	}
+	span.last = s
 	i.seen.unheard = s.ConnErr == nil && !s.Listens && !(i.spec().WakeOnOutbound && s.Outbound > 0)
-	i.seen.readings = i.h.cfg.Thresholds.Readings(i.seen.base, s, time.Duration(i.spec().QuietConnectionAfter), now)
+	i.seen.readings = i.h.cfg.Thresholds.Readings(span.base, s, time.Duration(i.spec().QuietConnectionAfter), now)
 	e := i.evidenceLocked(now)
 	c := probe.Connections{Endpoints: i.rec.Endpoints, Quiet: quiet, Relay: relayed}
 	if i.gate != nil {
@@ -333,8 +333,8 @@ func (i *inst) noteTrouble(w Workload) {
 func (i *inst) advance() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.seen.last.At.Sub(i.seen.base.At) >= min(i.h.cfg.Probe, i.pauseAfter())*8/10 {
-		i.seen.base = i.seen.last
+	if w := i.seen.windowLocked(); w.last.At.Sub(w.base.At) >= min(i.h.cfg.Probe, i.pauseAfter())*8/10 {
+		w.base = w.last
 	}
 }
 

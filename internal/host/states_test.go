@@ -165,11 +165,15 @@ func (w *world) state(b []byte) []byte {
 	}
 	b = hosttest.Append(b, yes(i.proc.work != nil), yes(i.proc.guard != nil), yes(i.proc.held != nil), yes(i.proc.frozen), i.seen.conns, yes(i.seen.block != nil), len(i.says.beside), i.says.busy,
 		since(i.says.wokenFor), since(i.rec.NextDue), since(i.rec.WakeAt), since(i.rec.TimersServed), since(i.retry.restart), since(i.retry.notBefore), since(i.proc.ownPauseUntil), yes(i.says.inside), over)
+	seen := window{}
+	if i.seen.window != nil {
+		seen = *i.seen.window
+	}
 	for _, s := range []struct {
 		at  time.Time
 		cpu time.Duration
 		net uint64
-	}{{i.seen.base.At, i.seen.base.CPU, i.seen.base.NetBytes}, {i.seen.last.At, i.seen.last.CPU, i.seen.last.NetBytes}} {
+	}{{seen.base.At, seen.base.CPU, seen.base.NetBytes}, {seen.last.At, seen.last.CPU, seen.last.NetBytes}} {
 		b = hosttest.Append(b, since(s.at), int(s.cpu), int(s.net))
 	}
 	for _, r := range i.seen.readings {

@@ -17,24 +17,65 @@ import (
 // instance of known size that needs memory is first admitted, without the lock.
 
 // wantWake requests a wake. It needs no lock and does not wait for one.
+//
+// If the lock is free and nothing else has to be decided, it thaws the program
+// first. After a silence every function that is called before the thaw delays the
+// client by a microsecond or more, because its code is in no cache.
 func (i *inst) wantWake(why string) {
-	i.ask()
+	i.h.point("wake-wanted", i)
+	since := i.h.Now()
+	if i.tryAcquire() {
+		i.thawFirst()
+		i.leave(why, since)
+	} else {
+		i.leave(why, since)
+		i.stirNow()
+		i.h.point("wake-left", i)
+		if !i.tryAcquire() {
+			return // its holder will check
+		}
+	}
+	if i.guest {
+		// A guest may have to be restored for the thaw, which takes longer than
+		// the caller can wait.
+		i.h.spawn(func() { i.serve(); i.release() })
+		return
+	}
+	i.serve()
+	i.turn.early = 0
+	i.release()
+}
+
+// leave leaves a request for a wake to the holder of the lock.
+func (i *inst) leave(why string, since time.Time) {
+	i.requests.asked.CompareAndSwap(nil, &since)
 	if fromOutside(why) {
 		i.requests.wanted.Store(&why)
 	} else {
 		i.requests.wanted.CompareAndSwap(nil, &why)
 	}
-	i.stirNow()
-	i.h.point("wake-wanted", i)
-	if i.tryAcquire() {
-		if i.rt.Capabilities().Network {
-			// A guest may have to be restored for the thaw, which takes longer than
-			// the caller can wait.
-			i.h.spawn(func() { i.serve(); i.release() })
+}
+
+// thawFirst executes the steps of a wake up to the thaw, if the instance is a frozen
+// program that the caller's request certainly wakes. wake executes the rest. The
+// caller holds the lock and has the request served before it releases the lock.
+func (i *inst) thawFirst() {
+	i.mu.Lock()
+	ready := i.rec.State == power.Paused && i.rec.PausedBy != byOutside && i.proc.frozen && i.proc.guard != nil
+	a := attempt{i: i, ctx: i.h.ctx, by: byConnection, work: i.proc.work, guard: i.proc.guard, frozen: true}
+	i.mu.Unlock()
+	if !ready || i.guest || a.work == nil || len(i.spec().DependsOn) > 0 || i.endedNow() || i.h.cfg.Tracer != nil {
+		return
+	}
+	for n, s := range i.h.steps.wake {
+		if s.name == publishStep {
 			return
 		}
-		i.serve()
-		i.release()
+		i.h.point(s.name, i)
+		if s.do(&a) != nil {
+			return
+		}
+		i.turn.early = n + 1
 	}
 }
 
@@ -200,7 +241,7 @@ func (i *inst) wake(by, why string) error {
 	traceCause(span, by, why)
 	a := i.asItIs(ctx, by, why)
 	i.update(func(r *instance.Record) { r.State = power.Resuming })
-	err := a.walk(i.h.steps.wake)
+	err := a.walk(i.h.steps.wake[i.turn.early:])
 	if err == nil {
 		return nil
 	}

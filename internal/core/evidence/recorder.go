@@ -89,6 +89,13 @@ func (r *Recorder) Overdue(now time.Time) []Record {
 	return out
 }
 
+// Open reports whether any object has a run.
+func (r *Recorder) Open() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.runs) > 0
+}
+
 // Flush returns the records of all checks that are not yet written.
 func (r *Recorder) Flush() []Record {
 	r.mu.Lock()

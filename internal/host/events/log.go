@@ -31,12 +31,13 @@ type Log struct {
 	kept    []hostctl.Event // events of earlier daemons, until a Feed takes them
 	dropped bool            // older events have existed
 	queue   chan unwritten
+	losing  chan struct{} // an event was dropped
 	ended   chan struct{}
 
 	mu     sync.Mutex
 	closed bool
 	behind bool // the disk is slow: events do not wait for it until it has caught up
-	lost   int  // events dropped since the last write, because the disk was too slow
+	lost   int  // events dropped since the last warning, because the disk was too slow
 }
 
 // unwritten is an event that is to be written. written is closed once the kernel
@@ -55,7 +56,7 @@ func Open(dir string, say *slog.Logger) (*Log, error) {
 	for _, d := range damage {
 		say.Warn("the log of events was damaged and is cut there", "damage", d)
 	}
-	l := &Log{log: log, say: say, dropped: log.First() > 1 || len(damage) > 0, queue: make(chan unwritten, queueLength), ended: make(chan struct{})}
+	l := &Log{log: log, say: say, dropped: log.First() > 1 || len(damage) > 0, queue: make(chan unwritten, queueLength), losing: make(chan struct{}, 1), ended: make(chan struct{})}
 	var last uint64
 	for e, err := range log.All(segment.From{}) {
 		var damage *segment.Damage
@@ -94,6 +95,10 @@ func (l *Log) take(e hostctl.Event) {
 	default:
 		l.lost++
 		wait = false
+		select {
+		case l.losing <- struct{}{}:
+		default:
+		}
 	}
 	l.mu.Unlock()
 	if !wait {
@@ -112,8 +117,7 @@ func (l *Log) take(e hostctl.Event) {
 
 func (l *Log) write() {
 	defer close(l.ended)
-	tick := time.NewTicker(lossInterval)
-	defer tick.Stop()
+	var warn <-chan time.Time // nil while nothing was dropped, so that an idle host is not woken
 	failed := false
 	try := func(err error) {
 		if err != nil && !failed {
@@ -128,7 +132,12 @@ func (l *Log) write() {
 				return
 			}
 			try(l.append(u))
-		case <-tick.C:
+		case <-l.losing:
+			if warn == nil {
+				warn = time.After(lossInterval)
+			}
+		case <-warn:
+			warn = nil
 			l.mu.Lock()
 			lost := l.lost
 			l.lost = 0

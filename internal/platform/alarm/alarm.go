@@ -44,14 +44,25 @@ func (a *Alarm) Set(at time.Time) {
 	if !at.IsZero() {
 		spec.Value = unix.NsecToTimespec(max(int64(time.Until(at)), 1))
 	}
+	a.set(&spec)
+}
+
+// Every replaces the time with each multiple of d from now on.
+func (a *Alarm) Every(d time.Duration) {
+	t := unix.NsecToTimespec(int64(d))
+	a.set(&unix.ItimerSpec{Interval: t, Value: t})
+}
+
+func (a *Alarm) set(spec *unix.ItimerSpec) {
 	// The call fails only if the alarm is closed.
 	_ = a.conn.Control(func(fd uintptr) {
-		_, _, _ = unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, fd, 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
+		_, _, _ = unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, fd, 0, uintptr(unsafe.Pointer(spec)), 0, 0, 0)
 	})
 }
 
-// Wait returns when the time has come, once for each Set, or when the alarm is
-// closed. If Set replaces the time just as it comes, Wait may return early.
+// Wait returns when the time has come, or when the alarm is closed: once for each
+// Set, and after Every once for all multiples that have passed. If Set replaces the
+// time just as it comes, Wait may return early.
 func (a *Alarm) Wait() {
 	var count [8]byte
 	_ = a.conn.Read(func(fd uintptr) bool {

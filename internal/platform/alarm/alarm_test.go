@@ -35,6 +35,14 @@ func TestAlarm(t *testing.T) {
 	}
 	a.Set(time.Now().Add(-time.Hour)) // has passed
 	<-rung
+	const every = 3 * time.Millisecond
+	began := time.Now()
+	a.Every(every)
+	for n := range 5 {
+		if got, least := (<-rung).Sub(began), time.Duration(n+1)*every; got < least {
+			t.Errorf("multiple %d came after %s", n+1, got)
+		}
+	}
 	a.Set(time.Now().Add(time.Hour))
 	a.Set(time.Time{})
 	close(ended)

@@ -115,29 +115,35 @@ func endReady(fd int) {
 	allReady.Add(-1)
 }
 
-// readUsage reads the start of the file name into into and returns it. The file
-// stays open for the next call if the limit of open files allows.
-func (g *Group) readUsage(name string, into []byte) ([]byte, error) {
+// usageSize is more than the part of a file that CPU needs, which is at its start.
+const usageSize = 256
+
+// readUsage parses the start of the file dir/name. The file stays open for the next
+// call if the limit of open files allows.
+func (g *Group) readUsage(dir, name string, parse func([]byte) (time.Duration, error)) (time.Duration, error) {
+	var into [usageSize]byte
 	o := g.files()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.usage > 0 {
-		// A raw call, as in writeNow.
-		n, _, errno := unix.RawSyscall6(unix.SYS_PREAD64, uintptr(o.usage-1), uintptr(unsafe.Pointer(&into[0])), uintptr(len(into)), 0, 0, 0)
-		if errno == 0 && n > 0 {
-			return into[:n], nil
+		if n, errno := preadNow(o.usage-1, &into); errno == 0 && n > 0 {
+			return parse(into[:n])
 		}
 		endReady(o.usage - 1) // the group was recreated
 		o.usage = 0
 	}
-	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	path := dir + name
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+		return 0, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	n, err := unix.Pread(fd, into, 0)
-	if err != nil {
+	n, errno := preadNow(fd, &into)
+	for errno == unix.EINTR {
+		n, errno = preadNow(fd, &into)
+	}
+	if errno != 0 {
 		unix.Close(fd)
-		return nil, &fs.PathError{Op: "read", Path: name, Err: err}
+		return 0, &fs.PathError{Op: "read", Path: path, Err: errno}
 	}
 	switch {
 	case o.frozen.Load():
@@ -147,7 +153,13 @@ func (g *Group) readUsage(name string, into []byte) ([]byte, error) {
 	default:
 		endReady(fd)
 	}
-	return into[:n], nil
+	return parse(into[:n])
+}
+
+// preadNow reads the start of a file as writeNow writes.
+func preadNow(fd int, into *[usageSize]byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_PREAD64, uintptr(fd), uintptr(unsafe.Pointer(into)), usageSize, 0, 0, 0)
+	return int(n), errno
 }
 
 // thawing returns the name of the file that thaws the group, and the value to
@@ -198,13 +210,16 @@ func (g *Group) Freeze(ctx context.Context) error {
 // Thaw lets every task run again. It costs one short write and may be called on a
 // group that is not frozen. After the write, the calling thread yields, because
 // the kernel may have scheduled the tasks on its CPU.
-func (g *Group) Thaw() error {
+func (g *Group) Thaw() error { return g.ThawThen(GiveWay) }
+
+// ThawThen is Thaw, but calls then instead of yielding.
+func (g *Group) ThawThen(then func()) error {
 	defer g.files().frozen.Store(false)
 	name, value := g.thawing()
 	if fd, ok := g.takeReady(); ok {
 		err := writeNow(fd, value)
 		if err == nil {
-			giveWay()
+			then()
 		}
 		endReady(fd)
 		if err == nil {
@@ -214,7 +229,7 @@ func (g *Group) Thaw() error {
 	if err := writeFile(g.dir+name, value); err != nil {
 		return g.fail("thaw", err)
 	}
-	giveWay()
+	then()
 	return nil
 }
 
@@ -234,8 +249,8 @@ func writeNow(fd int, value string) error {
 	}
 }
 
-// giveWay yields this CPU to other threads.
-func giveWay() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) } // cannot fail
+// GiveWay yields this CPU to other threads.
+func GiveWay() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) } // cannot fail
 
 // Frozen reports whether every task has stopped.
 func (g *Group) Frozen() (bool, error) {
@@ -501,28 +516,23 @@ var ErrNoAccount = errors.New("no CPU accounting")
 // CPU returns the CPU time used by all processes that were ever in the group,
 // including exited ones.
 func (g *Group) CPU() (time.Duration, error) {
-	var few [512]byte // the value needed is at the start of the file
-	if g.kind == V2 {
-		b, err := g.readUsage(g.dir+"/cpu.stat", few[:])
-		if err == nil {
-			var used time.Duration
-			if used, err = parseUsage(b); err == nil {
-				return used, nil
-			}
-		}
+	var used time.Duration
+	var err error
+	switch {
+	case g.kind == V2:
+		used, err = g.readUsage(g.dir, "/cpu.stat", parseUsage)
+	case g.cpu == "":
+		err = ErrNoAccount
+	default:
+		used, err = g.readUsage(g.cpu, "/cpuacct.usage", func(b []byte) (time.Duration, error) {
+			ns, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
+			return time.Duration(ns), err
+		})
+	}
+	if err != nil {
 		return 0, g.fail("measure", err)
 	}
-	if g.cpu == "" {
-		return 0, g.fail("measure", ErrNoAccount)
-	}
-	b, err := g.readUsage(g.cpu+"/cpuacct.usage", few[:])
-	if err == nil {
-		var ns int64
-		if ns, err = strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64); err == nil {
-			return time.Duration(ns), nil
-		}
-	}
-	return 0, g.fail("measure", err)
+	return used, nil
 }
 
 func parseUsage(b []byte) (time.Duration, error) {

@@ -44,7 +44,9 @@ type Journal struct {
 
 	mu      sync.Mutex
 	waiting []evidence.Record
-	writing sync.Mutex // held while records are written, so that they keep their order
+	spare   []evidence.Record // an empty list for waiting; nil while it is in use
+	taken   chan struct{}     // waiting is no longer empty
+	writing sync.Mutex        // held while records are written, so that they keep their order
 
 	dirty                atomic.Bool
 	checks, records, bad atomic.Int64
@@ -63,7 +65,7 @@ func Open(dir string, o Options) (*Journal, []*segment.Damage, error) {
 	if err != nil {
 		return nil, damage, err
 	}
-	return &Journal{dir: dir, opts: o, log: log, rec: evidence.Recorder{Beat: o.Beat}}, damage, nil
+	return &Journal{dir: dir, opts: o, log: log, taken: make(chan struct{}, 1), rec: evidence.Recorder{Beat: o.Beat}}, damage, nil
 }
 
 // OpenLogged is Open that logs the damage to o.Log, which must be set.
@@ -78,15 +80,24 @@ func OpenLogged(dir string, o Options) (*Journal, error) {
 // maxWaiting is the maximum number of checks waiting for the disk.
 const maxWaiting = 100_000
 
+// maxSpare is the maximum size of a list that is used again.
+const maxSpare = 256
+
 // Take records a check or a change. It never waits for the disk.
 func (j *Journal) Take(r evidence.Record) {
 	j.checks.Add(1)
 	j.mu.Lock()
-	full := len(j.waiting) >= maxWaiting
+	first, full := len(j.waiting) == 0, len(j.waiting) >= maxWaiting
 	if !full {
 		j.waiting = append(j.waiting, r)
 	}
 	j.mu.Unlock()
+	if first {
+		select {
+		case j.taken <- struct{}{}:
+		default:
+		}
+	}
 	if full {
 		j.lost(errors.New("the disk is too slow"))
 	}
@@ -98,10 +109,15 @@ func (j *Journal) drain() {
 	defer j.writing.Unlock()
 	j.mu.Lock()
 	list := j.waiting
-	j.waiting = nil
+	j.waiting, j.spare = j.spare, nil
 	j.mu.Unlock()
 	for _, r := range list {
 		j.write(j.rec.Take(r))
+	}
+	if clear(list); cap(list) <= maxSpare {
+		j.mu.Lock()
+		j.spare = list[:0]
+		j.mu.Unlock()
 	}
 }
 
@@ -135,16 +151,25 @@ func (j *Journal) write(list []evidence.Record) {
 // String returns the journal's name as a task.
 func (j *Journal) String() string { return "the evidence journal" }
 
-// Run writes what is due and drops what is too old, until ctx ends.
+// Run writes what is due and drops what is too old, until ctx ends. While no check
+// is taken and no run is open, it wakes once an hour.
 func (j *Journal) Run(ctx context.Context) error {
-	tick := time.NewTicker(j.opts.SyncEvery)
-	defer tick.Stop()
-	var swept time.Time
+	swept := time.Now()
 	for {
+		next := swept.Add(time.Hour)
+		if j.rec.Open() {
+			next = swept.Add(max(time.Minute, j.opts.SyncEvery))
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-time.After(time.Until(next)):
+		case <-j.taken:
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(j.opts.SyncEvery):
+			}
 		}
 		pprof.Do(ctx, pprof.Labels("part", "evidence"), func(context.Context) { j.drain() })
 		now := time.Now()

@@ -187,3 +187,33 @@ func TestBounds(t *testing.T) {
 		t.Errorf("missing: %+v", missing)
 	}
 }
+
+// TestAfterSilence checks that what was taken is on disk after SyncEvery, also when
+// nothing was taken for hours before and no run is open.
+func TestAfterSilence(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		j := open(t, dir, journal.Options{Lazy: true})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- j.Run(ctx) }()
+		change := func() {
+			j.Take(evidence.Record{At: time.Now(), Object: "w-1", Change: &evidence.Change{From: "running", To: "paused"}})
+		}
+		for n := 1; n <= 2; n++ {
+			j.Take(check("w-1", time.Now(), t0))
+			change()
+			time.Sleep(6 * time.Second)
+			k, _, err := journal.Open(copyOf(t, dir), journal.Options{})
+			errtest.None(t, err)
+			if all, _ := read(t, k, evidence.Query{}); len(all) != 2*n {
+				t.Errorf("%d records are on disk, want %d", len(all), 2*n)
+			}
+			errtest.None(t, k.Close())
+			time.Sleep(2 * time.Hour)
+		}
+		cancel()
+		errtest.None(t, <-done)
+		errtest.None(t, j.Close())
+	})
+}

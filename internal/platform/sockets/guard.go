@@ -84,8 +84,8 @@ type Guard struct {
 	mu     sync.Mutex
 	socks  []watched // nil once closed
 	closed bool
-	waking bool    // wake is being called
-	later  []int32 // listeners to close once it has returned
+	waking bool      // wake is being called
+	later  []watched // what Close has left until it has returned: the listeners among these
 }
 
 type watched struct {
@@ -190,16 +190,22 @@ func (g *Guard) fire(i int, events uint32) string {
 	return s.because(events)
 }
 
-// woken closes the listeners that Close could not close during the call of wake.
+// woken does what Close has left for the end of the call of wake.
 func (g *Guard) woken() {
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	g.waking = false
-	for _, fd := range g.later {
-		_ = rawEpollDelete(g.poller.epfd, int(fd))
-		rawClose(int(fd))
-	}
+	left := g.later
 	g.later = nil
+	for n := range left {
+		if s := &left[n]; s.kind == Listener {
+			_ = rawEpollDelete(g.poller.epfd, int(s.fd))
+			rawClose(int(s.fd))
+		}
+	}
+	g.mu.Unlock()
+	if left != nil {
+		g.poller.forget(g.id)
+	}
 }
 
 // Rearm lets the sockets that have fired fire again. A socket on which something
@@ -275,15 +281,20 @@ func (g *Guard) Close() {
 	}
 	for i := range g.socks {
 		if s := &g.socks[i]; s.kind == Listener && g.waking {
-			g.later = append(g.later, s.fd)
 			continue
 		}
 		_ = g.control(unix.EPOLL_CTL_DEL, i) // fails only if it is not registered
 		rawClose(int(g.socks[i].fd))
 	}
+	later := g.waking
+	if later {
+		g.later = g.socks
+	}
 	g.socks, g.closed = nil, true
 	g.mu.Unlock()
-	g.poller.forget(g.id)
+	if !later {
+		g.poller.forget(g.id)
+	}
 }
 
 // remove removes the first n sockets from the poll set. The caller holds mu.

@@ -131,14 +131,8 @@ func every(d time.Duration) (wait, end func()) {
 		t := time.NewTicker(d)
 		return func() { <-t.C }, t.Stop
 	}
-	next := time.Now()
-	return func() {
-		if next = next.Add(d); time.Until(next) < 0 {
-			next = time.Now()
-		}
-		a.Set(next)
-		a.Wait()
-	}, a.Close
+	a.Every(d)
+	return a.Wait, a.Close
 }
 
 // close ends the heartbeat.

@@ -22,11 +22,12 @@ const (
 // use.
 type counters struct {
 	mu   sync.Mutex
-	last map[int]counted
+	last []counted // by PID
 }
 
 // counted is the state of a process at the last sample.
 type counted struct {
+	pid    int
 	io     proc.IO
 	upkeep uint64 // cumulative bytes that were only counters
 }
@@ -38,9 +39,13 @@ type counted struct {
 func (c *counters) upkeep(fs *proc.FS, pid int, io proc.IO) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	old, known := c.last[pid]
+	at, known := slices.BinarySearchFunc(c.last, pid, func(p counted, pid int) int { return p.pid - pid })
+	if !known {
+		c.last = slices.Insert(c.last, at, counted{})
+	}
+	old := c.last[at]
 	known = known && io.Written >= old.io.Written && io.Calls >= old.io.Calls // otherwise the PID belongs to another process now
-	now := counted{io: io}
+	now := counted{pid: pid, io: io}
 	if known {
 		now.upkeep = old.upkeep
 		if n := io.Written - old.io.Written; n > 0 && n <= countersSize && io.Calls == old.io.Calls {
@@ -49,10 +54,7 @@ func (c *counters) upkeep(fs *proc.FS, pid int, io proc.IO) uint64 {
 			}
 		}
 	}
-	if c.last == nil {
-		c.last = map[int]counted{}
-	}
-	c.last[pid] = now
+	c.last[at] = now
 	return now.upkeep
 }
 
@@ -64,9 +66,5 @@ func onlyCounters(files []string) bool {
 func (c *counters) keep(now map[int]uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for pid := range c.last {
-		if _, ok := now[pid]; !ok {
-			delete(c.last, pid)
-		}
-	}
+	c.last = slices.DeleteFunc(c.last, func(p counted) bool { _, ok := now[p.pid]; return !ok })
 }

@@ -13,7 +13,8 @@ import (
 
 // launched is the environment in which an instance's program was started; commands
 // beside it get the same. It is stored because programs such as nginx and Redis
-// overwrite the memory that /proc/PID/environ shows.
+// overwrite the memory that /proc/PID/environ shows. It is seldom needed, so it is in
+// memory only if it could not be written.
 type launched struct {
 	Run uint64   `json:"run"`
 	Env []string `json:"env"`
@@ -35,14 +36,16 @@ func (r *Runtime) noteLaunch(l instance.Launch) error {
 			n.Env = append(n.Env, e)
 		}
 	}
-	r.mu.Lock()
-	r.launches[l.ID] = n
-	r.mu.Unlock()
 	b, err := json.Marshal(n)
-	if err != nil {
-		return err
+	if err == nil {
+		err = segment.WriteFile(r.launchedFile(l.ID), b, 0o600)
 	}
-	return segment.WriteFile(r.launchedFile(l.ID), b, 0o600)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if delete(r.launches, l.ID); err != nil {
+		r.launches[l.ID] = n
+	}
+	return err
 }
 
 // launchOf returns what noteLaunch stored for a run, or an error if nothing is

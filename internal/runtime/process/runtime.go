@@ -75,9 +75,9 @@ type Runtime struct {
 	running  bool
 	unsaid   []shimctl.Ended // exits to report once Run is called
 	works    map[string]*Work
-	launches map[string]launched
-	store    fdstore.Store   // keeps the descriptors of held and reports, which are seldom needed
-	held     map[string]kept // duplicates of what the shim holds, to pass on to a new shim
+	launches map[string]launched // those that could not be written
+	store    fdstore.Store       // keeps the descriptors of held and reports, which are seldom needed
+	held     map[string]kept     // duplicates of what the shim holds, to pass on to a new shim
 	reports  map[string]reports
 	execs    map[uint64]chan instance.Exit
 	early    map[uint64]instance.Exit // exits of commands that ended before Exec knew their PIDs

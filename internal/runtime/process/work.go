@@ -154,10 +154,9 @@ func (w *Work) setFrozen(on bool, pids []int) {
 // Thaw implements instance.Workload.
 func (w *Work) Thaw() error {
 	if w.group != nil {
-		if err := w.group.Thaw(); err != nil {
+		if err := w.group.ThawThen(w.giveWay); err != nil {
 			return err
 		}
-		w.giveWay()
 		w.setFrozen(false, nil)
 		return nil
 	}
@@ -194,11 +193,9 @@ var (
 
 // giveWay leaves this CPU to a program that was thawed for a client.
 func (w *Work) giveWay() {
-	if !w.waitedFor.Load() {
-		return
-	}
 	now := int64(time.Since(began))
-	if last := lastHeadStart.Load(); last != 0 && now-last < int64(headStarts) {
+	if last := lastHeadStart.Load(); !w.waitedFor.Load() || last != 0 && now-last < int64(headStarts) {
+		cgroup.GiveWay()
 		return
 	}
 	lastHeadStart.Store(now)
