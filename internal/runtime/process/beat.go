@@ -22,7 +22,7 @@ const (
 type heart struct {
 	r *Runtime
 
-	mu      sync.Mutex
+	mu      sync.Mutex      // comes before r.mu
 	frozen  map[string]bool // instances that are frozen, may be, or are about to be
 	emptied time.Time       // when frozen became empty
 	pulse   shimctl.Pulse

@@ -210,11 +210,15 @@ func (r *Runtime) ended(e shimctl.Ended) {
 		r.mu.Unlock()
 		return
 	}
-	if w := r.works[e.ID]; w != nil && w.ident.Run == e.Run {
+	w := r.works[e.ID]
+	mine := w != nil && w.ident.Run == e.Run
+	if mine {
 		delete(r.works, e.ID)
-		r.heart.drop(e.ID)
 	}
 	r.mu.Unlock()
+	if mine {
+		r.heart.drop(e.ID) // the lock of heart comes before that of r
+	}
 	r.dropReports(e.ID, e.Run)
 	r.cfg.OnExit(e.ID, e.Run, e.Exit)
 }
