@@ -114,11 +114,11 @@ func (w *Work) Group() *cgroup.Group { return w.group }
 func (w *Work) PIDs() ([]int, error) { return w.pids(true) }
 
 // Timers implements instance.Scheduled. It returns the timers of the cron daemons
-// in the tree.
+// in the tree. Timers of processes that cannot be listed are unknown.
 func (w *Work) Timers() (instance.Timers, error) {
 	pids, err := w.pids(true)
 	if err != nil && len(pids) == 0 {
-		return nil, nil // the sample already reports the error
+		return nil, err
 	}
 	t, err := crontab.Read(pids)
 	if t == nil {
