@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -53,24 +52,6 @@ func (m machineFiles) choose() (a Accel, why string) {
 		}
 	}
 	return TCG, "/dev/kvm opens, but neither kvm_intel nor kvm_amd is loaded and the processor shows neither vmx nor svm"
-}
-
-// khz returns the host's TSC frequency, 0 if it cannot be determined.
-func (m machineFiles) khz() int {
-	b, err := os.ReadFile(filepath.Join(m.proc, "cpuinfo"))
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(b)) {
-		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "cpu MHz" {
-			mhz, err := strconv.ParseFloat(strings.TrimSpace(v), 64)
-			if err != nil {
-				return 0
-			}
-			return int(mhz * 1000)
-		}
-	}
-	return 0
 }
 
 // processor returns the model name of the host's CPU, as a guest sees it.

@@ -76,7 +76,7 @@ func (w *Work) bring(ctx context.Context, rec runRecord, run guest.RunCall) erro
 
 // timerTries is how often a guest whose kernel rejected its timer boots again. The
 // last of these boots accepts any timer.
-const timerTries = 3
+const timerTries = 2
 
 // errTimer means that a guest's kernel rejected its timer, and the guest ended. Its
 // next boot may accept the timer.

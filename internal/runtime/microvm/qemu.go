@@ -129,9 +129,10 @@ func commandLine(id string, rec runRecord, khz int) string {
 			words = append(words, "lull.timer=lapic")
 		}
 	}
-	if rec.Machine.Kind == "microvm" && khz > 0 {
-		// Without this the kernel would calibrate the TSC against another clock,
-		// and on a busy machine wait indefinitely.
+	if (rec.Machine.Kind == "microvm" || rec.Accel == TCG) && khz > 0 {
+		// Without this the kernel would calibrate the TSC against another clock. On a
+		// busy host it would wait indefinitely in a microvm, and elsewhere its clock
+		// would be wrong by a few percent, or by a multiple.
 		words = append(words, "tsc_early_khz="+strconv.Itoa(khz))
 	}
 	return strings.Join(words, " ")
@@ -193,7 +194,7 @@ func (r *Runtime) arguments(id string, rec runRecord) []string {
 		"-object", "rng-builtin,id=rng", "-device", "virtio-rng" + bus + ",rng=rng",
 	}
 	if rec.Initrd != "" {
-		args = append(args, "-kernel", openFile(kernelFile), "-initrd", openFile(initrdFile), "-append", commandLine(id, rec, r.files.khz()))
+		args = append(args, "-kernel", openFile(kernelFile), "-initrd", openFile(initrdFile), "-append", commandLine(id, rec, tscKHz()))
 	} else {
 		args = append(args, "-S", "-incoming", "defer")
 	}
