@@ -110,6 +110,7 @@ type proc struct {
 	guard         Guard
 	held          Guard // watches the kept sockets while the instance is stopped
 	frozen        bool
+	thawing       bool          // a client's wake has begun, and may not be recorded yet
 	over          chan struct{} // closed when the run is known to be over
 	missing       error         // why the run named by the record has not been adopted
 	ownPauseUntil time.Time     // a first pause from outside before this time is one that lull requested

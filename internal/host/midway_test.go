@@ -89,6 +89,28 @@ func TestAskedWhileThawing(t *testing.T) {
 	}
 }
 
+// TestAnsweredIsNotPaused checks that an instance is not called paused any more when
+// its program is about to be thawed for a client: the client may have its answer
+// before anything is recorded.
+func TestAnsweredIsNotPaused(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		id := r.asleep("a", power.Paused)
+		var states []string
+		r.at = func(point string, _ *inst) {
+			if point == "thaw" {
+				o := errtest.Get(r.Get("a"))(t)
+				states = append(states, o.State)
+			}
+		}
+		client := r.k.Connect(id)
+		synctest.Wait()
+		if want := []string{string(power.Resuming)}; !slices.Equal(states, want) || client.Outcome() != "answered" {
+			t.Errorf("it is %v when it is thawed, want %v; the client is %s", states, want, client.Outcome())
+		}
+		r.is("a", power.Running)
+	})
+}
+
 // TestThawFails checks that a thaw that fails is repeated until it succeeds,
 // whatever caused it, and that every waiting client is served.
 func TestThawFails(t *testing.T) {

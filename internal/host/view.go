@@ -101,6 +101,9 @@ func (i *inst) view(memory bool) hostctl.Instance {
 	now := i.h.Now()
 	i.mu.Lock()
 	r := i.rec
+	if i.proc.thawing && r.State == power.Paused {
+		r.State = power.Resuming // its program may have answered the client already
+	}
 	r.LastActivityAt = latest(r.LastActivityAt, i.seen.unseen)
 	e := i.evidenceLocked(now)
 	e.LastActivityAt = r.LastActivityAt

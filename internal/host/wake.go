@@ -43,6 +43,9 @@ func (i *inst) wantWake(why string) {
 	}
 	i.serve()
 	i.turn.early = 0
+	i.mu.Lock()
+	i.proc.thawing = false
+	i.mu.Unlock()
 	i.release()
 }
 
@@ -61,10 +64,11 @@ func (i *inst) leave(why string, since time.Time) {
 // caller holds the lock and has the request served before it releases the lock.
 func (i *inst) thawFirst() {
 	i.mu.Lock()
-	ready := i.rec.State == power.Paused && i.rec.PausedBy != byOutside && i.proc.frozen && i.proc.guard != nil
+	ready := !i.guest && i.rec.State == power.Paused && i.rec.PausedBy != byOutside && i.proc.frozen && i.proc.guard != nil
+	i.proc.thawing = ready
 	a := attempt{i: i, ctx: i.h.ctx, by: byConnection, work: i.proc.work, guard: i.proc.guard, frozen: true}
 	i.mu.Unlock()
-	if !ready || i.guest || a.work == nil || len(i.spec().DependsOn) > 0 || i.endedNow() || i.h.cfg.Tracer != nil {
+	if !ready || a.work == nil || len(i.spec().DependsOn) > 0 || i.endedNow() || i.h.cfg.Tracer != nil {
 		return
 	}
 	for n, s := range i.h.steps.wake {
