@@ -205,7 +205,7 @@ var edits = []edit{
 	}
 	return later(d.at, sent.Add(a.config.WarnBefore), a.graceEnd())
 `},
-	{`		delete(a.state.Warned, reason) // users were warned before the machine slept, so they are warned again`, `		if mutantOn("not-warned-again") {
+	{`		delete(a.state.Warned, reason) // the warning was before the suspend, so users must be warned again`, `		if mutantOn("not-warned-again") {
 			break
 		}
 		delete(a.state.Warned, reason)`},

@@ -22,12 +22,18 @@ import (
 func (w *workload) comeAndGo(n int, visit func(cycle int)) {
 	w.T.Helper()
 	before := w.get()
+	asleep := func(visits int) hostctl.Instance {
+		w.T.Helper()
+		// A client is answered before its wake is reported.
+		return w.Until(w.name, "it is paused again", func(o hostctl.Instance) bool {
+			return o.State == "paused" && o.WakeCount >= before.WakeCount+uint64(visits)
+		})
+	}
 	for c := range n {
-		w.awaitState("paused")
+		asleep(c)
 		visit(c)
 	}
-	w.awaitState("paused")
-	after := w.get()
+	after := asleep(n)
 	paused, woken := after.PauseCount-before.PauseCount, after.WakeCount-before.WakeCount
 	w.T.Logf("%s: %d visits, paused %d times, woken %d times", w.name, n, paused, woken)
 	if int(paused) < n || int(woken) < n {
