@@ -42,7 +42,7 @@ type Settings struct {
 var option = options.New[Settings]
 
 var agentOptions = []options.Option[Settings]{
-	option("config", "LULL_AGENT_CONFIG", "path", "local policy file; only root may be able to write to it and its parent directories", func(c *Settings) any { return &c.Config }),
+	option("config", "LULL_AGENT_CONFIG", "path", "local policy file; the file and its parent directories must be writable only by root", func(c *Settings) any { return &c.Config }),
 	option("state", "LULL_AGENT_STATE", "path", "directory of the state, the cached policy and the history; used by one agent at a time", func(c *Settings) any { return &c.State }),
 	option("socket", "LULL_AGENT_SOCKET", "path", "control socket, for root and the group lull; the warning file is in the same directory", func(c *Settings) any { return &c.Socket }),
 	option("prefix", "LULL_AGENT_PREFIX", "text", "tag prefix; prism: reads and writes Prism's tags", func(c *Settings) any { return &c.Prefix }),

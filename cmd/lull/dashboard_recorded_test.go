@@ -315,7 +315,7 @@ func (p *past) serve(t *testing.T, args ...string) *rig.Rig {
 	settings := r.File("server.yaml")
 	errtest.None(t, os.WriteFile(settings, []byte("idle_detection_interval: 10\n"), 0o600))
 	errtest.None(t, r.Serve(t.Context(), append(args, "--config", settings, "--log-level", "error")...))
-	within(t, 5*patience, func() error { // as if it had been running without interruption
+	within(t, 5*patience, func() error { // until every worker has been checked, as on a server that was never interrupted
 		if o := overview(t, r.Client, url.Values{"standing": {"unknown"}}); o.Matched > 0 {
 			return fmt.Errorf("%d workers have not been checked yet", o.Matched)
 		}

@@ -484,8 +484,8 @@ func (w *window) hosts(r *watched) {
 }
 
 // agents checks that the page shows which server a machine reports to, and marks
-// silent and outdated machines. The report to another server is inserted into the
-// answer; the server's own tests check its form.
+// silent and outdated machines. Two agents of another server are added to the
+// listing in the browser; the server's tests check the format of real ones.
 func (w *window) agents(r *watched) {
 	w.visit(r.url + "/agents")
 	w.sees("No agents yet")

@@ -69,9 +69,9 @@ var hostOptions = []options.Option[hostConfig]{
 	hostOption("data", "LULL_HOST_DATA", "path", "directory of records, logs and the shim's state; used by one host daemon at a time", func(c *hostConfig) any { return &c.Data }),
 	hostOption("socket", "LULL_HOST_SOCKET", "path", "unix socket of the API, mode 0600", func(c *hostConfig) any { return &c.Socket }),
 	hostOption("http", "LULL_HOST_HTTP", "host:port", "shared HTTP port that routes by host name (NAME.localhost) or X-Lull-Instance header; empty disables it", func(c *hostConfig) any { return &c.HTTP }),
-	hostOption("listen", "LULL_HOST_LISTEN", "host:port", "address of this host's dashboard, signed in to with a link of lull open; empty disables it", func(c *hostConfig) any { return &c.Listen }),
+	hostOption("listen", "LULL_HOST_LISTEN", "host:port", "address of this host's dashboard; lull open prints a sign-in link; empty disables it", func(c *hostConfig) any { return &c.Listen }),
 	hostOption("tls-cert", "LULL_HOST_TLS_CERT", "path", "TLS certificate of the dashboard in PEM, reloaded on change", func(c *hostConfig) any { return &c.TLSCert }),
-	hostOption("tls-key", "LULL_HOST_TLS_KEY", "path", "its private key", func(c *hostConfig) any { return &c.TLSKey }),
+	hostOption("tls-key", "LULL_HOST_TLS_KEY", "path", "private key of the dashboard's certificate in PEM", func(c *hostConfig) any { return &c.TLSKey }),
 	hostOption("insecure", "LULL_HOST_INSECURE", "bool", "allow the dashboard on a non-loopback address without TLS", func(c *hostConfig) any { return &c.Insecure }),
 	hostOption("metrics", "LULL_HOST_METRICS", "host:port", "address that serves only /metrics, without a token: bind it where only Prometheus can reach it; the API's socket serves the metrics too; empty disables it", func(c *hostConfig) any { return &c.Metrics }),
 	hostOption("pause-after", "LULL_HOST_PAUSE_AFTER", "duration", "default idle timeout until an instance is paused; 0 never pauses", func(c *hostConfig) any { return &c.PauseAfter }),
@@ -159,7 +159,7 @@ func resolve(getenv func(string) string, file string, flags *pflag.FlagSet) (hos
 		errs = append(errs, fmt.Errorf("cannot use disk-threshold: %d is not between 1 and %d", cfg.Disk, 1<<40))
 	}
 	if cfg.WakeWait <= 0 || cfg.WakeWait > time.Hour {
-		errs = append(errs, fmt.Errorf("cannot use start-timeout: %s is not above 0 and up to 1h", cfg.WakeWait))
+		errs = append(errs, fmt.Errorf("cannot use start-timeout: %s is out of range: want more than 0 and at most 1h", cfg.WakeWait))
 	}
 	if _, err := cfg.imageSpace(); err != nil {
 		errs = append(errs, fmt.Errorf("cannot use image-cache-size: %w", err))

@@ -56,7 +56,7 @@ func containerFindings(ctx context.Context, cfg hostConfig) (l term.Findings) {
 	runc, err := container.Find("")
 	l.Optional("container: runc", err, runc, "apt-get install runc")
 	if err == nil {
-		l.Optional("container: system call filter", container.Filters(runc), "present", "use runc with libseccomp on a kernel with seccomp; containers run unfiltered")
+		l.Optional("container: system call filter", container.Filters(runc), "present", "use runc with libseccomp on a kernel with seccomp; until then, containers run unfiltered")
 	}
 	_, err = cgroup.Find("doctor")
 	if os.Geteuid() != 0 {

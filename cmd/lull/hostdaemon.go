@@ -181,7 +181,7 @@ func (d *hostDaemon) observe(id, why string) {
 // runtime calls it again.
 func (d *hostDaemon) started(id, why string) {
 	if err := d.h.StartedOutside(context.Background(), id, why); err != nil {
-		d.log.Warn("a unit that runs is not followed yet", "instance", id, "err", err)
+		d.log.Warn("cannot adopt a running unit yet; trying again", "instance", id, "err", err)
 	}
 }
 
@@ -328,7 +328,7 @@ func (d *hostDaemon) halts() (own, fleet *idle.HaltedBy, err error) {
 // that.
 func (d *hostDaemon) followClock(ctx context.Context) error {
 	if err := wall.OnStep(ctx, d.h.ClockStepped); err != nil {
-		d.log.Warn("timers are late after the clock is set", "err", err)
+		d.log.Warn("cannot watch for changes of the clock; timers may be late after the clock is set", "err", err)
 		<-ctx.Done()
 	}
 	return nil
@@ -404,7 +404,7 @@ func (d *hostDaemon) runInstances(ctx context.Context, ready func()) error {
 		d.log.Warn("ports of removed instances may still be open", "err", err)
 	}
 	if err := d.h.KeepDropIns(ctx); err != nil {
-		d.log.Warn("the drop-ins of units are not as they should be", "err", err)
+		d.log.Warn("cannot bring the drop-ins of units up to date", "err", err)
 	}
 	ready()
 	return d.h.Run(ctx)

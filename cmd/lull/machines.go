@@ -118,7 +118,7 @@ other systems, set LULL_GUEST_KERNEL to any kernel with virtio.`,
 			}
 			fmt.Fprintf(c.Out, "%s in %s\n", k.Version, dir)
 			if rerr == nil && dir == kernelDir(cfg) {
-				fmt.Fprintln(c.Err, "The host that runs uses it from now on.")
+				fmt.Fprintln(c.Err, "The running host uses it from now on.")
 			}
 			return nil
 		}}

@@ -65,7 +65,7 @@ Help on a topic: lull help states, signals, ports, exit-codes, environment or fi
 	}
 	one := func(commands ...*cobra.Command) []*cobra.Command { return commands }
 	add("instances", "Run programs, containers and microVMs "+where+":", instance.Commands(c.Session), project.Commands(c.Session), one(host, c.guestKernelCommand(), c.demoCommand()))
-	add("hold", "Keep something running, and stop everything automatic:",
+	add("hold", "Keep something running, or halt all automatic actions:",
 		one(instance.Snooze(c.Session, worker.Protect(c.Session)), lease.Command(c.Session)), admin.Halt(c.Session))
 	add("explain", "See what happens and why:", one(status.Command(c.Session)), explain.Commands(c.Session), savings.Commands(c.Session))
 	add("fleet", "Manage a fleet of cloud machines:", one(c.serverCommand()), worker.Commands(c.Session), policy.Commands(c.Session))

@@ -170,7 +170,7 @@ func give(to *syscall.Credential, pipes ...*os.File) error {
 	}
 	for _, p := range pipes {
 		if err := p.Chown(int(to.Uid), int(to.Gid)); err != nil {
-			return fmt.Errorf("cannot give a pipe to its user: %w", err)
+			return fmt.Errorf("cannot make the program's user the owner of its pipes: %w", err)
 		}
 	}
 	return nil

@@ -33,7 +33,7 @@ func (h *Host) adoptContainer(ctx context.Context, q hostctl.Adopt) (id string, 
 		}
 	}
 	if c.Labelled {
-		return "", refuse("its label puts it under lull's control already; lull ps lists labels that cannot be used")
+		return "", refuse("lull already controls it because of its label; lull ps lists labels that cannot be used")
 	}
 	s := instance.Spec{Name: cmp.Or(q.Name, h.freeName(c.Name, 0)), Runtime: instance.RuntimeDocker, Image: c.Images[0], Restart: instance.RestartNo,
 		PauseAfter: q.PauseAfter, StopAfter: cmp.Or(q.StopAfter, new(idle.Duration)),

@@ -27,17 +27,17 @@ func (h *Host) AdoptProgram(ctx context.Context, q hostctl.Adopt) (id string, er
 	}
 	switch {
 	case named != 1:
-		return "", &InvalidError{errors.New("cannot adopt: name one of a pid, a cgroup, a unit and a container")}
+		return "", &InvalidError{errors.New("cannot adopt: want exactly one of pid, cgroup, unit and container")}
 	case q.Container != "":
 		return h.adoptContainer(ctx, q)
 	case q.StopAfter != nil && q.Unit == "":
 		return "", &InvalidError{errors.New("cannot use stop_after: lull did not start the program, and cannot start it again")}
 	case q.DropIn && !q.Stop:
-		return "", &InvalidError{errors.New("cannot use drop_in without stop: it is for a unit that lull stops and starts")}
+		return "", &InvalidError{errors.New("cannot use drop_in without stop: a drop-in is for a unit that lull stops and starts")}
 	case q.Unit == "" && (q.Manager != "" || q.Stop):
-		return "", &InvalidError{errors.New("cannot adopt: manager and stop are for units")}
+		return "", &InvalidError{errors.New("cannot adopt: manager and stop apply only to units")}
 	case q.StopAfter != nil && (!q.Stop || *q.StopAfter <= 0):
-		return "", &InvalidError{errors.New("cannot adopt: stop_after needs stop, and is positive")}
+		return "", &InvalidError{errors.New("cannot adopt: stop_after needs stop, and must be positive")}
 	}
 	what := cmp.Or(q.Cgroup, q.Unit)
 	if what == "" {

@@ -86,7 +86,7 @@ func (i *inst) noteTimers(timers instance.Timers, err error) bool {
 	switch {
 	case err != nil: // keep the last known timers
 		c.block = &idle.Block{Code: idle.SignalUnknown, Signal: cronSignal,
-			Sentence: fmt.Sprintf("Unknown: when its cron has to run a job, %v. An unknown signal never counts as quiet.", err)}
+			Sentence: fmt.Sprintf("Unknown: the next job of its cron, %v. An unknown signal never counts as quiet.", err)}
 		return true
 	case timers == nil:
 		c.timers = nil

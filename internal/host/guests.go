@@ -85,7 +85,7 @@ func (h *Host) fromGuest(ctx context.Context, i *inst, m guest.Message) error {
 		}
 		return i.setNextDue(ctx, at)
 	default:
-		return fmt.Errorf("cannot take %s from a process: the host reads its activity itself", m.Method)
+		return fmt.Errorf("cannot accept %s from a process: the host measures the activity of processes itself", m.Method)
 	}
 	return nil
 }

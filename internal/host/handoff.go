@@ -42,7 +42,7 @@ type handoff struct {
 }
 
 // errNoHandoff means that nothing on this host keeps sockets.
-var errNoHandoff = errors.New("nothing keeps the sockets of programs on this host")
+var errNoHandoff = errors.New("this host cannot keep sockets for programs")
 
 // keepLimit bounds one request to the process that keeps the sockets.
 const keepLimit = 10 * time.Second

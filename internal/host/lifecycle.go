@@ -485,7 +485,7 @@ func (a *attempt) signal() error {
 	case err := <-sent:
 		return err
 	case <-time.After(grace):
-		return fmt.Errorf("it was not answered within %s", grace)
+		return fmt.Errorf("the guest did not answer within %s", grace)
 	}
 }
 

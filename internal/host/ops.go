@@ -99,7 +99,7 @@ func (h *Host) checkWith(s *instance.Spec, rt Runtime) error {
 	}
 	if s.StopAfter == nil {
 		if err := s.CheckLadder(h.cfg.StopAfter); err != nil {
-			return &InvalidError{fmt.Errorf("%w (stop_after is the host's)", err)}
+			return &InvalidError{fmt.Errorf("%w (stop_after is the host's default)", err)}
 		}
 	}
 	return nil
@@ -113,7 +113,7 @@ func (h *Host) add(i *inst) error {
 		return err
 	}
 	if len(h.byID) >= MaxInstances {
-		return &RefusedError{Name: i.name(), What: "create", Reason: fmt.Sprintf("there are %d instances already", MaxInstances)}
+		return &RefusedError{Name: i.name(), What: "create", Reason: fmt.Sprintf("the host already has %d instances, which is the limit", MaxInstances)}
 	}
 	i.lock <- struct{}{}
 	h.byID[i.id], h.byName[i.name()] = i, i
@@ -152,7 +152,7 @@ func (i *inst) openRelay() error {
 		return nil
 	}
 	if i.h.cfg.NewGate == nil {
-		return errors.New("nothing relays on this host")
+		return errors.New("this host has no relay")
 	}
 	g, err := i.h.cfg.NewGate(RelayTarget{ID: i.id, Name: i.name(), Endpoints: eps, Noise: i.spec().Noise, Waker: i})
 	if err != nil {
@@ -385,7 +385,7 @@ func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 		return err
 	}
 	if d := t.Sub(h.Now()); !t.IsZero() && (d <= 0 || d > instance.MaxDeadline) {
-		return &InvalidError{fmt.Errorf("cannot snooze until %s: it is not between now and %s from now", t.Format(time.RFC3339), instance.MaxDeadline)}
+		return &InvalidError{fmt.Errorf("cannot snooze until %s: want a time in the future, at most %s from now", t.Format(time.RFC3339), instance.MaxDeadline)}
 	}
 	if err := i.acquireCtx(ctx); err != nil {
 		return err
@@ -410,11 +410,11 @@ func (h *Host) Snooze(ctx context.Context, ref string, t time.Time) error {
 // Hold fails.
 func (h *Host) Hold(ctx context.Context, ref string, l idle.Lease, ttl time.Duration) error {
 	if ttl <= 0 || ttl > instance.MaxLease {
-		return &InvalidError{fmt.Errorf("cannot hold a lease: ttl %s is not above 0 and at most %s", ttl, instance.MaxLease)}
+		return &InvalidError{fmt.Errorf("cannot hold a lease: ttl %s is out of range: want more than 0 and at most %s", ttl, instance.MaxLease)}
 	}
 	l.Holder = cmp.Or(l.Holder, "default")
 	if len(l.Holder) > 128 || len(l.Reason) > 1024 {
-		return &InvalidError{errors.New("cannot hold a lease: holder has at most 128 bytes and reason 1024")}
+		return &InvalidError{errors.New("cannot hold a lease: holder may have at most 128 bytes, reason at most 1024")}
 	}
 	i, err := h.find(ref)
 	if err != nil {

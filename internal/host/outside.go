@@ -53,7 +53,7 @@ func (h *Host) RenamedOutside(ctx context.Context, ref, name string) error {
 	case err != nil:
 		return &InvalidError{err}
 	case i.gate != nil:
-		return &RefusedError{Name: old, What: "rename", Reason: "a relay knows it by its name"}
+		return &RefusedError{Name: old, What: "rename", Reason: "its relay uses the current name"}
 	}
 	if err := i.rename(name); err != nil {
 		return err

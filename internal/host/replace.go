@@ -57,7 +57,7 @@ func (h *Host) Replace(ctx context.Context, s instance.Spec) (id string, err err
 	if berr := old.putBack(ctx, &was); berr != nil {
 		return "", errors.Join(err, fmt.Errorf("cannot put the earlier %s back, which is kept as %s: %w", s.Name, old.name(), berr))
 	}
-	return "", fmt.Errorf("cannot replace %s, which is as it was before: %w", s.Name, err)
+	return "", fmt.Errorf("cannot replace %s, which is unchanged: %w", s.Name, err)
 }
 
 // setAside gives a stopped instance another name and closes its relay's ports, so

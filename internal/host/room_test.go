@@ -430,7 +430,7 @@ func TestRoomTellsWhatItRefuses(t *testing.T) {
 		r.measures(map[string]float64{"instance_events_total{start_failed}": 0})
 		big := instance.Spec{Name: "big", Command: []string{"x"}, Memory: 900 * mib}
 		errtest.Get(r.Create(r.ctx, big))(t)
-		const never = "it may take 900.0 MiB, more than all instances together (memory 250.0 MiB)"
+		const never = "it may need 900.0 MiB of memory, more than the budget of all instances together (250.0 MiB)"
 		for range 100 {
 			var no *RefusedError
 			if err := r.Start(r.ctx, "big", ByManual); !errors.As(err, &no) || err.Error() != "cannot start big: "+never {

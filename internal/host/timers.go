@@ -164,7 +164,7 @@ func (h *Host) WakeAt(ctx context.Context, ref string, t time.Time) error {
 		return err
 	}
 	if d := t.Sub(h.wallNow()); !t.IsZero() && (d <= 0 || d > instance.MaxDeadline) {
-		return &InvalidError{fmt.Errorf("cannot wake it at %s: that is not between now and %s from now", t.Format(time.RFC3339), instance.MaxDeadline)}
+		return &InvalidError{fmt.Errorf("cannot use wake time %s: want a time in the future, at most %s from now", t.Format(time.RFC3339), instance.MaxDeadline)}
 	}
 	if err := i.acquireCtx(ctx); err != nil {
 		return err

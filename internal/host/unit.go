@@ -89,7 +89,7 @@ func (i *inst) noteReboot(ctx context.Context) {
 	}
 	rebooted, err := f.Rebooted(ctx, i.id, *a, *last)
 	if err != nil {
-		i.h.log.Warn("the addresses of a unit may be taken since the machine was restarted", "instance", i.name(), "err", err)
+		i.h.log.Warn("other programs may have taken the addresses of a unit since the machine was restarted", "instance", i.name(), "err", err)
 	}
 	if rebooted && i.unwakeable() == "" {
 		i.note(func(r *instance.Record) { r.StoppedBy, r.StatusReason = "", "the machine was restarted" })

@@ -95,7 +95,7 @@ func ptr(t time.Time) *time.Time {
 }
 
 // view returns the current view of the instance. It recomputes the verdict from the
-// last readings, so that leases, snoozes and switches show at once. It does not
+// last readings, so that changes to leases, snoozes and halts show at once. It does not
 // wait for a transition.
 func (i *inst) view(memory bool) hostctl.Instance {
 	now := i.h.Now()
@@ -209,7 +209,7 @@ func (i *inst) misset() string {
 		return ""
 	}
 	if err := i.spec().CheckLadder(i.h.cfg.StopAfter); err != nil {
-		return err.Error() + " (stop_after is the host's)"
+		return err.Error() + " (stop_after is the host's default)"
 	}
 	return ""
 }

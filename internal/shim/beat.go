@@ -43,9 +43,8 @@ func (s *Shim) disarmLocked() {
 	}
 }
 
-// lateWake is how late the shim's own timer may fire before the shim gives the
-// daemon another chance: then the whole machine was busy or suspended, not only the
-// daemon.
+// lateWake is how late the shim's own timer may fire. If it fires later, the whole
+// machine was busy or suspended, so the shim gives the daemon another beat interval.
 const lateWake = 300 * time.Millisecond
 
 // untilSilent returns the time until the daemon counts as silent. It returns false
@@ -69,7 +68,7 @@ func (s *Shim) untilSilent() (time.Duration, bool) {
 // thaws everything at once. It closes the daemon's connection, so that the daemon
 // adopts its instances again when it continues.
 func (s *Shim) hung() {
-	s.log.Warn("the daemon does not run", "silent for", s.pulse.Age().Round(time.Millisecond))
+	s.log.Warn("the daemon has stopped responding", "silent for", s.pulse.Age().Round(time.Millisecond))
 	s.mu.Lock()
 	s.disarmLocked()
 	if s.alone.IsZero() {

@@ -117,7 +117,7 @@ func (s *Shim) forget(ctx context.Context, q *shimctl.Request) (shimctl.Answer, 
 		r := s.runs[m.ID]
 		if r != nil && r.state != over {
 			s.mu.Unlock()
-			return shimctl.Errorf(shimctl.CodeBusy, "cannot forget %s: run %d lives as process %d", m.ID, r.Run.Run, r.PID)
+			return shimctl.Errorf(shimctl.CodeBusy, "cannot forget %s: run %d is still running as process %d", m.ID, r.Run.Run, r.PID)
 		}
 		delete(s.runs, m.ID)
 		err := s.setHeldLocked(m.ID, nil)

@@ -214,7 +214,7 @@ func (s *Shim) claim(r *run) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old := s.runs[r.ID]; old != nil && old.state != over {
-		return shimctl.Errorf(shimctl.CodeBusy, "cannot start run %d of %s: run %d lives as process %d", r.Run.Run, r.ID, old.Run.Run, old.PID)
+		return shimctl.Errorf(shimctl.CodeBusy, "cannot start run %d of %s: run %d is still running as process %d", r.Run.Run, r.ID, old.Run.Run, old.PID)
 	}
 	s.runs[r.ID] = r
 	return nil

@@ -307,12 +307,12 @@ func (s *Shim) left() {
 // load reads the state of an earlier shim.
 func (s *Shim) load() error {
 	if err := s.loadUnits(); err != nil {
-		s.log.Error("some units get no sockets", "err", err)
+		s.log.Error("cannot load the records of some units, which therefore get no sockets", "err", err)
 	}
 	done, err := s.takeOver()
 	defer done()
 	if err != nil {
-		s.log.Error("the sockets of an earlier shim are not taken over", "err", err)
+		s.log.Error("cannot take over the sockets of an earlier shim", "err", err)
 	}
 	ended, err1 := loadAll(s.dir.path+"/exits", validEnded)
 	runs, err2 := loadAll(s.dir.path+"/runs", validRun)
@@ -356,7 +356,7 @@ func (s *Shim) takeUp(r shimctl.Run) error {
 		if old.Run.Run == r.Run {
 			return nil
 		}
-		return shimctl.Errorf(shimctl.CodeBusy, "cannot adopt run %d of %s: run %d lives", r.Run, r.ID, old.Run.Run)
+		return shimctl.Errorf(shimctl.CodeBusy, "cannot adopt run %d of %s: run %d is still running", r.Run, r.ID, old.Run.Run)
 	}
 	s.runs[r.ID] = n
 	_, ended := s.exits[r.ID][r.Run]

@@ -95,7 +95,7 @@ func TestStartRefused(t *testing.T) {
 		errno  syscall.Errno
 		says   string
 	}{
-		"busy":      {func(s *shimctl.Start) { s.ID, s.Run = "lives", 2 }, shimctl.CodeBusy, "", 0, "run 1 lives"},
+		"busy":      {func(s *shimctl.Start) { s.ID, s.Run = "lives", 2 }, shimctl.CodeBusy, "", 0, "run 1 is still running"},
 		"bad id":    {func(s *shimctl.Start) { s.ID = "../x" }, shimctl.CodeInvalid, "", 0, "../x"},
 		"no run":    {func(s *shimctl.Start) { s.Run = 0 }, shimctl.CodeInvalid, "", 0, "run is 0"},
 		"relative":  {func(s *shimctl.Start) { s.Dir = "x" }, shimctl.CodeInvalid, "", 0, "not absolute"},

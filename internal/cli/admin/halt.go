@@ -37,7 +37,7 @@ func (h *haltFlags) end(now time.Time) (*time.Time, error) {
 	ends := h.until != "" || h.dur != 0
 	switch {
 	case h.off && (ends || h.reason != ""):
-		return nil, term.Usage(errors.New("cannot combine --off with a reason or an end: it lifts the halt now"))
+		return nil, term.Usage(errors.New("cannot combine --off with --reason, --until or --for: --off lifts the halt now"))
 	case len(h.reason) > idle.MaxHaltReason:
 		return nil, term.Usage(fmt.Errorf("cannot use --reason: longer than %d bytes", idle.MaxHaltReason))
 	case !ends:

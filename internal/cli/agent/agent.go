@@ -227,8 +227,8 @@ keep their last good values.`},
 func (c verbs) agentSnooze() *cobra.Command {
 	var e term.EndFlags
 	cmd := c.OnAgent(&cobra.Command{Use: "snooze [DURATION]", Short: "Keep this machine running for a while", Args: term.Args(cobra.MaximumNArgs(1)),
-		Long: `Keep this machine running for a while. A snooze holds off idleness and a
-completion, whichever came first. It does not hold off a TTL, which only
+		Long: `Keep this machine running for a while. A snooze delays a stop for idleness or a
+completion, even if the work was completed first. It does not delay a TTL, which only
 lull agent ttl extend moves.`,
 		Example: "  lull agent snooze 2h\n  lull agent snooze --until 22:00\n  lull agent snooze --off"},
 		func(cmd *cobra.Command, a []string, cl *agentctl.Client) error {
@@ -272,7 +272,7 @@ func (c verbs) agentComplete() *cobra.Command {
 		Long: `Mark the work of this machine as done. After the warning, the agent takes the
 action that the setting on-complete names: stop, hibernate, terminate, or none,
 which only records the completion. A snooze or lease delays the action. --undo
-takes the completion back until the action starts.`,
+withdraws the completion, as long as the action has not started.`,
 		Example: "  lull agent complete\n  lull agent complete --undo\n  lull agent complete --status failed --message \"out of memory at epoch 7\""},
 		func(cmd *cobra.Command, _ []string, cl *agentctl.Client) error {
 			s, err := cl.Complete(cmd.Context(), r)

@@ -48,7 +48,7 @@ func remedy(u agentctl.Upcoming, until time.Time) string {
 	case "ttl":
 		return "Extend it with: lull agent ttl extend " + idle.Human(extendBy(until.Sub(u.At)))
 	case "completion":
-		return "Take it back with: lull agent complete --undo"
+		return "Undo the completion with: lull agent complete --undo"
 	}
 	return ""
 }

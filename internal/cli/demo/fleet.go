@@ -251,7 +251,7 @@ func (c *cloud) surprise(ctx context.Context) {
 		}
 	}
 	if err == nil {
-		c.happened("dark", "its telemetry is switched off: unknown is not idle, it keeps running")
+		c.happened("dark", "telemetry is switched off: unknown does not count as idle, so it keeps running")
 	}
 }
 

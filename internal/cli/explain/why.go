@@ -33,7 +33,7 @@ func (c verbs) workerWhy(cmd *cobra.Command, a []string) error {
 	c.ShowHalt(cmd.Context())
 	return c.Print(y, func(w io.Writer) {
 		if at.IsZero() && y.Readings == "unknown" {
-			fmt.Fprintln(w, "Live readings are not available: the server that observes it did not answer. Shown from its record.")
+			fmt.Fprintln(w, "Live readings are not available: the server that observes the worker did not answer. The following is from the worker's record.")
 		}
 		AccountText(w, y.Account, at)
 		now, then := y.Policy, y.PolicyThen

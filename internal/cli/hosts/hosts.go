@@ -64,13 +64,13 @@ func (c verbs) hostText(w io.Writer, v control.HostView) {
 		if v.Halt != nil {
 			h = *v.Halt // earlier versions report only that there is a halt
 		}
-		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence("Automatic actions on it are"))))
+		fmt.Fprintln(w, c.Red("HALTED: "+term.Localized(h.Sentence("Automatic actions on this host are"))))
 	}
 	for _, f := range v.Faults {
 		fmt.Fprintln(w, f)
 	}
 	if v.LeftOut > 0 {
-		fmt.Fprintf(w, "%d more instances are not listed in its reports.\n", v.LeftOut)
+		fmt.Fprintf(w, "%d more instances are not listed in the host's reports.\n", v.LeftOut)
 	}
 	term.Rows(w, "NAME\tSTATE\t2:IDLE FOR\t4:PAUSES\t3:HELD BY\t1:MEMORY\t5:PORTS", func(row func(string, ...any)) {
 		for _, i := range v.Instances {

@@ -21,8 +21,8 @@ import (
 )
 
 func (c verbs) adoptCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "adopt", Short: "Let programs sleep that lull did not start", Args: term.Args(cobra.NoArgs),
-		Long: `Let programs sleep that lull did not start. They stay where they are: no process is
+	cmd := &cobra.Command{Use: "adopt", Short: "Pause and wake programs that lull did not start", Args: term.Args(cobra.NoArgs),
+		Long: `Pause and wake programs that lull did not start. They stay where they are: no process is
 moved, and none is signaled to end. When one is idle, it is frozen; the next
 connection to a port that it listens on wakes it.
 
@@ -257,12 +257,12 @@ adopt release, and applies from the next start of the unit.`,
 			return c.adopt(cmd, f, q)
 		}}
 	f.bind(cmd)
-	cmd.Flags().BoolVar(&dropIn, "drop-in", false, "with --stop: hand the unit its sockets back by a drop-in, instead of relaying")
+	cmd.Flags().BoolVar(&dropIn, "drop-in", false, "with --stop: hand the unit its sockets with a drop-in, instead of relaying connections")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "with --drop-in: do not ask for confirmation")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "with --drop-in: show the drop-in and change nothing")
-	cmd.Flags().BoolVar(&stop, "stop", false, "stop the unit after it was paused for --stop-after, and start it on the next connection")
+	cmd.Flags().BoolVar(&stop, "stop", false, "stop the unit once it has been paused for --stop-after, and start it on the next connection")
 	term.BindSpan(cmd.Flags(), &stopAfter, "stop-after", 0, "with --stop: time from pause to stop (default: 5m, or that of lull host --stop-after)")
-	cmd.Flags().StringVar(&user, "user", "", "the unit is of a user's systemd: yours, or --user=UID")
+	cmd.Flags().StringVar(&user, "user", "", "the unit belongs to a user's systemd: your own, or with --user=UID another user's")
 	cmd.Flags().Lookup("user").NoOptDefVal = self
 	return cmd
 }

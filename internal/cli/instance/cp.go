@@ -51,7 +51,7 @@ needs ./ in front.`,
 				defer stream.Close()
 				if a[1] == "-" {
 					if c.JSON || term.IsTerminal(c.Out) {
-						return term.Usage(errors.New("cannot copy to -: the archive needs standard output, which must not be a terminal, to itself"))
+						return term.Usage(errors.New("cannot copy to -: redirect standard output to a file or pipe, and leave out --json"))
 					}
 					_, err := io.Copy(c.Out, stream)
 					return err

@@ -57,7 +57,7 @@ exceeds --image-cache-size.`,
 			})
 		}}
 	term.AcceptFormer(prune.Flags(), map[string]string{"older": "older-than"})
-	term.BindSpan(prune.Flags(), &older, "older-than", 0, "only remove what was made longer ago than this, such as 24h or 7d")
+	term.BindSpan(prune.Flags(), &older, "older-than", 0, "only remove files older than this, such as 24h or 7d")
 	cmd.AddCommand(ls, prune)
 	return cmd
 }

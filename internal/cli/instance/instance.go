@@ -182,7 +182,7 @@ func (c verbs) rmCommand() *cobra.Command {
 				}
 			})
 		}}
-	cmd.Flags().BoolP("force", "f", false, "accepted for users of docker: rm stops what runs in any case")
+	cmd.Flags().BoolP("force", "f", false, "accepted for compatibility with docker rm: lull rm always stops a running instance")
 	cmd.Flags().Lookup("force").Hidden = true
 	return cmd
 }

@@ -13,7 +13,7 @@ import (
 func (c verbs) openCommand() *cobra.Command {
 	return &cobra.Command{Use: "open", Short: "Print a link that opens the host's dashboard", Args: term.Args(cobra.NoArgs), Example: "  lull open",
 		Long: `Print a link that signs a browser in to the dashboard of the host on this machine.
-The link is valid once and for 5 minutes, and the session until the host restarts, at
+The link works once, within 5 minutes. The session lasts until the host restarts, at
 most 12 hours. The host must serve its dashboard: lull host --listen 127.0.0.1:7071.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cl, err := c.HostClient()

@@ -44,8 +44,8 @@ idle, and wakes it on the first packet to one of its exposed ports.
 What a container or microVM writes over its image is kept until lull rm. A
 microVM's /tmp, /run and /dev/shm are empty at every start.
 
-A probe is a signal of your own: while it says active, or nothing that can be read,
-the instance is not paused.
+A probe is a signal of your own. The instance is not paused while the probe reports
+active, or while its answer cannot be read.
 
   --probe exec:'pgrep -x make'               exit code 0 is active, 1 is quiet
   --probe http:http://127.0.0.1:8080/busy    status 200 is active, 204 is quiet
@@ -111,7 +111,7 @@ func (r *runFlags) bind(cmd *cobra.Command) {
 	f.StringVar((*string)(&r.spec.Restart), "restart", "on-failure", "no, on-failure or always")
 	f.StringArrayVarP(&r.spec.Env, "env", "e", nil, "environment variable KEY=VALUE; repeatable")
 	bindSignals(cmd, &r.probes, &r.spec.WakeSchedule)
-	f.StringSliceVar(&r.spec.DependsOn, "depends-on", nil, "instance that wakes before this one and stays awake as long; repeatable")
+	f.StringSliceVar(&r.spec.DependsOn, "depends-on", nil, "instance that wakes before this one and stays awake as long as this one; repeatable")
 	f.StringToStringVar(&r.spec.Labels, "label", nil, "label KEY=VALUE, which lull ps --filter finds; repeatable")
 	f.StringVarP(&r.spec.Workdir, "workdir", "w", "", "working directory (default: the current one)")
 	f.StringVarP(&r.spec.User, "user", "u", "", "user to run as: name or uid[:gid]")
@@ -121,7 +121,7 @@ func (r *runFlags) bind(cmd *cobra.Command) {
 	f.StringArrayVar(&r.noise.Paths, "ignore-path", nil, "HTTP: path, such as a health check, that neither holds nor wakes; repeatable")
 	f.StringArrayVar(&r.noise.UserAgents, "ignore-agent", nil, "HTTP: user agent that neither holds nor wakes; repeatable")
 	f.BoolVarP(&r.detach, "detach", "d", false, "return once it has started instead of showing its output; implied by --json")
-	f.BoolVar(&r.keep, "keep", false, "keep an instance that does not start, with its output and its restarts")
+	f.BoolVar(&r.keep, "keep", false, "keep an instance that fails to start, with its output, and restart it as --restart says")
 	f.BoolVar(&r.noStart, "no-start", false, "create it stopped")
 	term.CompleteWords(cmd, "runtime", "process", "container", "microvm")
 	term.CompleteWords(cmd, "net", string(instance.NetNone), string(instance.NetOutbound), string(instance.NetFull))

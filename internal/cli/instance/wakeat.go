@@ -16,13 +16,13 @@ func (c verbs) wakeAtCommand() *cobra.Command {
 	var off bool
 	cmd := &cobra.Command{Use: "wake-at NAME [TIME]", Short: "Wake an instance in time to run at a given time", ValidArgsFunction: c.CompleteInstances,
 		Args: term.Args(cobra.RangeArgs(1, 2)),
-		Long: `Wake an instance for a time at which it has to run: 2 s before if it sleeps, or start
-it if lull had stopped it. It is not paused before that time, and then has its idle
-timeout to begin. The time outlives restarts of the host and follows the clock when
-that is set. Programs set theirs with next_due over LULL_SOCKET, and lull run
---wake-schedule sets times that come again.`,
+		Long: `Wake an instance in time to run at a given time. lull resumes it 2 s earlier if it is
+asleep, or starts it if lull had stopped it, and keeps it awake until that time. The
+idle timeout then starts over. A wake time survives restarts of the host and
+follows the clock when the clock is set. Programs set their own wake time with
+next_due over LULL_SOCKET; lull run --wake-schedule sets recurring ones.`,
 		Example: "  lull wake-at report 07:30\n  lull wake-at report +2h\n  lull wake-at report --off"}
-	cmd.Flags().BoolVar(&off, "off", false, "take the time back")
+	cmd.Flags().BoolVar(&off, "off", false, "clear the wake time")
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
 		if off != (len(a) == 1) {
 			return term.Usage(errors.New("give a time, or --off"))

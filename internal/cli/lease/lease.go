@@ -46,7 +46,7 @@ func (c verbs) leaserOf(name string) (leaser, error) {
 		}
 	}
 	if name == "" {
-		return nil, term.Usage(errors.New("want the NAME of an instance: only a program inside an instance, which has LULL_SOCKET, may leave it out"))
+		return nil, term.Usage(errors.New("missing NAME of the instance: only a program inside an instance, where LULL_SOCKET is set, can omit NAME"))
 	}
 	return c.HostClient()
 }
@@ -120,7 +120,7 @@ through LULL_SOCKET.`,
 			r := hostctl.LeaseRequest{Holder: holder, Reason: reason, TTL: idle.Duration(ttl)}
 			if len(command) > 0 {
 				if until != "" {
-					return term.Usage(errors.New("cannot combine a command with an end: the lease lasts as long as the command runs"))
+					return term.Usage(errors.New("cannot combine a command with --until: the lease lasts as long as the command runs"))
 				}
 				return c.holdWhile(cmd.Context(), cl, name, r, command)
 			}

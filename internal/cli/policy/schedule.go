@@ -141,7 +141,7 @@ func (c verbs) scheduleWrite(verb string) *cobra.Command {
 	f.StringArrayVar(&hold, "hold", nil, `maintenance hours: workers run and are not paused when idle, on holidays too; repeatable`)
 	f.StringSliceVar(&in.Holidays, "holiday", nil, "days without opening hours: 2026-12-25, or 12-25 for every year")
 	f.BoolVar(&in.Start, "start", false, "start workers when it opens; otherwise it only pauses them")
-	f.Var(term.MinutesInto(&in.GraceMinutes), "grace", "idle timeout in closed hours, at most half of which follows the warning (default 15m)")
+	f.Var(term.MinutesInto(&in.GraceMinutes), "grace", "idle timeout in closed hours (default 15m); a warning comes at most half of it before the pause")
 	f.StringVar(&in.Description, "description", "", "description")
 	return cmd
 }

@@ -38,7 +38,7 @@ type source struct{ file, name, docker string }
 func (s *source) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&s.file, "file", "f", "", "project file (default: lull.yaml, or compose.yaml, of the current folder)")
 	cmd.Flags().StringVar(&s.name, "project", "", "name of the project (default: name: of the file, or its folder's name)")
-	cmd.Flags().StringVar(&s.docker, "docker", "auto", "whether Docker Compose runs the services, and lull lets their containers sleep: true, false, or auto, which is true unless the file is a lull.yaml or a service has neither image nor build")
+	cmd.Flags().StringVar(&s.docker, "docker", "auto", "run the services with Docker Compose and let lull pause their containers: true, false, or auto (true unless the file is a lull.yaml or a service has neither image nor build)")
 	cmd.Flags().Lookup("docker").NoOptDefVal = "true"
 	term.CompleteWords(cmd, "docker", "auto", "true", "false")
 }

@@ -97,7 +97,7 @@ func savingsText(w io.Writer, r control.Savings) {
 		fmt.Fprintln(w, "Fetch what AWS lists: lull savings prices refresh. Or give the server a table: lull server --prices FILE\n(kind,region,name,usd,as_of), which replaces the built-in one.")
 	}
 	if r.Total.UnknownStorageHours > 0 {
-		fmt.Fprintln(w, "\nstorage is unknown while EC2 has not reported a worker's volumes (ec2:DescribeVolumes), or their type has no price; those hours are in no total")
+		fmt.Fprintln(w, "\nstorage is unknown while EC2 has not reported a worker's volumes (ec2:DescribeVolumes), or their type has no price; those hours are left out of all totals")
 	}
 	if r.By == "policy" {
 		fmt.Fprintln(w, "\nstops are attributed to the policy in force when they were decided, where that is recorded; everything else to the present policy")

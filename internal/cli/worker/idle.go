@@ -352,12 +352,12 @@ left unchanged unless --reregister is given.`,
 }
 
 // licensed is the goal that a license operation has ended.
-var licensed = goal{"finish with its license", func(w worker.Worker) (bool, error) {
+var licensed = goal{"complete its license change", func(w worker.Worker) (bool, error) {
 	if w.License.PendingOperation != "" {
 		return false, nil
 	}
 	if w.License.Status == worker.LicenseFailed || w.License.FailedOperation != "" {
-		return false, fmt.Errorf("cannot finish with the license of %s: %s", w.Name, w.License.LastError)
+		return false, fmt.Errorf("cannot complete the license change of %s: %s", w.Name, w.License.LastError)
 	}
 	return true, nil
 }}
@@ -372,7 +372,7 @@ func (c verbs) license(cmd *cobra.Command, ref string, in any, wait waiting) err
 		return err
 	}
 	if w.Status != power.WorkerRunning {
-		fmt.Fprintf(c.Err, "lull: %s is %s; it is done when it runs\n", w.Name, w.Status)
+		fmt.Fprintf(c.Err, "lull: %s is %s; the license is changed when the worker runs\n", w.Name, w.Status)
 	}
 	return c.follow(cmd.Context(), cl, w, licensed, wait, func(w worker.Worker) error {
 		return c.Print(w.License, func(out io.Writer) {

@@ -41,7 +41,7 @@ func (c verbs) workerMetrics() *cobra.Command {
 
 func metricsText(out io.Writer, w worker.Worker, m control.Metrics) {
 	if m.Readings == "unknown" {
-		fmt.Fprintln(out, "Live readings are not available: the server that observes it did not answer.")
+		fmt.Fprintln(out, "Live readings are not available: the server that observes the worker did not answer.")
 	}
 	t := term.Table(out)
 	for _, u := range []struct {

@@ -127,7 +127,7 @@ new one is launched. Refused when the region already has max_workers_per_region 
 func (c verbs) workerWake() *cobra.Command {
 	return &cobra.Command{Use: "wake WORKER-ID", Short: "Start a worker with its wake token", Args: term.Args(cobra.ExactArgs(1)),
 		Long: `Start a worker with its wake token, which can do nothing else. Give the token with --token
-or $LULL_TOKEN. The call is recorded as an automatic resume and limited in rate. A wake
+or $LULL_TOKEN. The call is recorded as an automatic resume and rate-limited. A wake
 token cannot look up names: give the worker's ID. Make a token with lull worker wake-token.`,
 		Example: "  lull worker wake w-0123456789ab",
 		RunE: func(cmd *cobra.Command, a []string) error {

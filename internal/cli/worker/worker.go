@@ -259,9 +259,10 @@ func (c verbs) workerImport() *cobra.Command {
 	var wait waiting
 	var profile func()
 	cmd := &cobra.Command{Use: "import INSTANCE-ID", Short: "Import an EC2 instance as a worker, in dry-run mode", Args: term.Args(cobra.ExactArgs(1)),
-		Long: `Import an EC2 instance as a worker. EC2 must have it in --region or, without one, in
-a region of discovery. The worker starts in dry-run mode: lull decides and records, but
-takes no action until lull worker arm. lull tags the instance before its first action.
+		Long: `Import an EC2 instance as a worker. The instance must be in --region or, if that is not
+given, in one of the regions of discovery. The worker starts in dry-run mode: lull
+decides and records, but takes no action until lull worker arm. lull tags the instance
+before its first action.
 
 Without --source, lull chooses the activity sources by what it can observe: cml if a CML
 answers at the machine's address, agent if its agent reports to this server, otherwise

@@ -82,7 +82,7 @@ func Explain(y *hostctl.Why) {
 	y.Note(why.Misset, o.Misset)
 	if o.Unavailable != "" {
 		y.NoRemedy()
-		y.Ask("why is it not known how "+o.Name+" is").Add(why.Unreached, none, "", o.State, o.Unavailable)
+		y.Ask("why is its state unknown").Add(why.Unreached, none, "", o.State, o.Unavailable)
 		y.Advise(why.EndRun, o.Name)
 	}
 	if w := o.Waiting; w != nil {
@@ -97,7 +97,7 @@ func Explain(y *hostctl.Why) {
 func Unavailable(o hostctl.Instance, now time.Time) hostctl.Why {
 	a := why.Account{Object: o.ID, Name: o.Name, Kind: why.KindInstance, At: now, State: o.State, Signals: []evidence.Signal{}, Leases: []idle.Lease{}}
 	a.NoRemedy()
-	a.Ask("why is it not known how "+o.Name+" is").Add(why.NoRuntime, time.Time{}, "", o.State, o.Unavailable)
+	a.Ask("why is its state unknown").Add(why.NoRuntime, time.Time{}, "", o.State, o.Unavailable)
 	a.Advise(why.AddRuntime)
 	return hostctl.Why{Instance: o, Account: a}
 }

@@ -93,7 +93,7 @@ func (e *BusyError) Cause() string {
 type TooLargeError struct{ Needs, Memory int64 } // bytes
 
 func (e *TooLargeError) Error() string {
-	return fmt.Sprintf("it may take %s, more than all instances together (memory %s)", instance.Bytes(e.Needs), instance.Bytes(e.Memory))
+	return fmt.Sprintf("it may need %s of memory, more than the budget of all instances together (%s)", instance.Bytes(e.Needs), instance.Bytes(e.Memory))
 }
 
 // Controller manages the memory and the boot slots of a host. It is safe for

@@ -54,7 +54,7 @@ func Open(dir string, say *slog.Logger) (*Log, error) {
 		return nil, err
 	}
 	for _, d := range damage {
-		say.Warn("the log of events was damaged and is cut there", "damage", d)
+		say.Warn("the event log was damaged and has been truncated at the damage", "damage", d)
 	}
 	l := &Log{log: log, say: say, dropped: log.First() > 1 || len(damage) > 0, queue: make(chan unwritten, queueLength), losing: make(chan struct{}, 1), ended: make(chan struct{})}
 	var last uint64
@@ -70,7 +70,7 @@ func Open(dir string, say *slog.Logger) (*Log, error) {
 		case err != nil:
 			return nil, errors.Join(err, log.Close())
 		case e.Seq <= last:
-			say.Warn("an event has an earlier number than the one before it", "number", e.Seq, "before", last)
+			say.Warn("an event has a lower number than the one before it", "number", e.Seq, "before", last)
 		default:
 			last = e.Seq
 			l.kept = append(l.kept, e)

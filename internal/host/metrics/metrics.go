@@ -37,10 +37,10 @@ var wakesFrom = []power.Instance{power.Paused, power.Reclaimed, power.Hibernated
 func New(h Host, runtimes []string) *Metrics {
 	m := &Metrics{host: h, runtimes: runtimes,
 		wakes: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "lull_instance_wake_seconds",
-			Help:    "Seconds from when a client or a user first asked for an instance that did not run until it ran, by the state that it was woken from; waiting for room counts, and one whose snapshot does not fit is woken from stopped.",
+			Help:    "Seconds from the first request of a client or user for an instance that was not running until it ran, by the state it was woken from. Includes waiting for memory or a boot slot. An instance whose snapshot does not fit counts as woken from stopped.",
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60, 120}}, []string{"runtime", "from"}),
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "lull_instance_events_total",
-			Help: "What happened to instances, by the type that lull events gives it."}, []string{"type"}),
+			Help: "Events of instances, by type as in lull events."}, []string{"type"}),
 	}
 	for _, name := range runtimes {
 		for _, s := range wakesFrom {

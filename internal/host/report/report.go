@@ -129,7 +129,7 @@ func (r *Reporter) recordOutcome(err error) {
 	case errors.Is(err, context.Canceled):
 	case err == nil:
 		if r.link.Error != "" {
-			r.Log.Info("the server hears this host again", "server", r.Where)
+			r.Log.Info("reports reach the server again", "server", r.Where)
 		}
 		r.link = hostctl.ServerLink{ReportedAt: &now}
 	default:

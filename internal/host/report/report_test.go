@@ -208,7 +208,7 @@ func TestServerIsGone(t *testing.T) {
 			if i := l.shows(t, "a"); i.State != "stopped" || i.LastState != "" {
 				t.Errorf("a is %+v", i)
 			}
-			if rep.Link().Error != "" || strings.Count(log.String(), "hears this host again") != 1 {
+			if rep.Link().Error != "" || strings.Count(log.String(), "reports reach the server again") != 1 {
 				t.Errorf("the link is %+v:\n%s", rep.Link(), log)
 			}
 			l.forget() // as if it were restarted between two reports

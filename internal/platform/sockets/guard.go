@@ -85,7 +85,7 @@ type Guard struct {
 	socks  []watched // nil once closed
 	closed bool
 	waking bool      // wake is being called
-	later  []watched // what Close has left until it has returned: the listeners among these
+	later  []watched // sockets of a guard that was closed during a call of wake; woken closes the listeners among them
 }
 
 type watched struct {
@@ -190,7 +190,8 @@ func (g *Guard) fire(i int, events uint32) string {
 	return s.because(events)
 }
 
-// woken does what Close has left for the end of the call of wake.
+// woken ends a call of wake. If the guard was closed during the call, it closes the
+// listeners that Close has kept open.
 func (g *Guard) woken() {
 	g.mu.Lock()
 	g.waking = false

@@ -109,7 +109,7 @@ func (r *Runtime) plan(ctx context.Context, a instance.Adopted) (p plan, err err
 		return p, err
 	}
 	if a.Manager != "" && a.Manager != strconv.Itoa(os.Getuid()) {
-		return p, fmt.Errorf("it is a unit of user %s, whose own host has to write it", a.Manager)
+		return p, fmt.Errorf("it is a unit of user %s: only that user's own host can write its drop-in", a.Manager)
 	}
 	search, err := m.UnitPath(ctx)
 	if err != nil {
@@ -162,9 +162,9 @@ func handoffForbidden(e systemd.Exec) error {
 	case !filepath.IsAbs(e.Program):
 		return fmt.Errorf("its ExecStart= names %q, which is no absolute path", e.Program)
 	case e.Root != "":
-		return fmt.Errorf("it runs in a root directory of its own (%s), in which lull-shim is not", e.Root)
+		return fmt.Errorf("it runs in a root directory of its own (%s), which does not contain lull-shim", e.Root)
 	case !e.Families.Permits("AF_UNIX"):
-		return errors.New("its RestrictAddressFamilies= forbids AF_UNIX, with which it would reach lull-shim")
+		return errors.New("its RestrictAddressFamilies= forbids AF_UNIX, which it needs to reach lull-shim")
 	}
 	for _, f := range e.Flags {
 		if _, ok := prefixes[f]; !ok {
@@ -182,19 +182,19 @@ func (p plan) text(a instance.Adopted, e systemd.Exec) string {
 	name := strings.TrimSuffix(a.Unit, ".service")
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Written by lull for: lull adopt unit %s%s --stop --drop-in\n# Removed by: lull adopt release, and by a reboot\n#\n", userFlag(a), name)
-	fmt.Fprintf(&b, "# systemd finds %s in the first directory, where it is lull-shim, which\n# becomes %s. Without lull, systemd finds that itself.\n[Service]\n", p.Base, e.Program)
+	fmt.Fprintf(&b, "# In the first directory, %s is lull-shim, which then executes\n# %s. Without lull, systemd runs that program directly.\n[Service]\n", p.Base, e.Program)
 	if len(e.SearchPath) > 0 {
 		b.WriteString("ExecSearchPath=\n")
 	}
 	fmt.Fprintf(&b, "ExecSearchPath=%s:%s:%s\n", p.Dir, escape(filepath.Dir(e.Program)), escape(p.Handoff.Path))
 	if len(e.NoExecPaths) > 0 {
-		fmt.Fprintf(&b, "# NoExecPaths= forbids it otherwise.\nExecPaths=-%s\n", p.Dir)
+		fmt.Fprintf(&b, "# Without this, NoExecPaths= forbids executing lull-shim.\nExecPaths=-%s\n", p.Dir)
 	}
 	if !e.Calls.Permits("seccomp") {
-		b.WriteString("# SystemCallFilter= forbids it otherwise. It can only take rights away.\nSystemCallFilter=seccomp\n")
+		b.WriteString("# Without this, SystemCallFilter= forbids seccomp, which can only take rights away.\nSystemCallFilter=seccomp\n")
 	}
 	if !e.PreservesRuntime && listensBelow(a, e.RuntimeDirectories) {
-		b.WriteString("# Its unix socket stays while it is stopped.\nRuntimeDirectoryPreserve=yes\n")
+		b.WriteString("# Keeps the unix socket of the service while the service is stopped.\nRuntimeDirectoryPreserve=yes\n")
 	}
 	b.WriteString("ExecStart=\nExecStart=")
 	for _, f := range e.Flags {

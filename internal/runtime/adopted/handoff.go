@@ -108,7 +108,7 @@ func (r *Runtime) beginPlainly(ctx context.Context, m *systemd.Conn, id string, 
 	if n, err := r.readNote(id); err == nil && !n.NoUnix { // the likely cause
 		n.NoUnix = true
 		if err := r.writeNote(n); err != nil {
-			r.cfg.Log.Warn("a unit may fail to start once more", "unit", f.a.Unit, "err", err)
+			r.cfg.Log.Warn("cannot store the note of a unit, whose next start may fail once more", "unit", f.a.Unit, "err", err)
 		}
 	}
 	return nil

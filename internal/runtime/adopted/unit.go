@@ -133,7 +133,7 @@ func (r *Runtime) resolveUnit(a instance.Adopted) (instance.Adopted, instance.Pr
 	case u.Load != "loaded":
 		return a, p, fmt.Errorf("systemd reports that it is %s", u.Load)
 	case strings.HasPrefix(a.Unit, "systemd-"), slices.Contains(vital, a.Unit), strings.HasPrefix(a.Unit, "user@"):
-		return a, p, errors.New("the machine needs it at any time")
+		return a, p, errors.New("the machine always needs it")
 	}
 	s, err := m.Service(ctx, a.Unit)
 	if err != nil {

@@ -231,7 +231,7 @@ func (r *Runtime) start(ctx context.Context, l instance.Launch) (*Work, error) {
 		return nil, err
 	}
 	if len(p.args()) == 0 {
-		return nil, errors.New("cannot run it: it names no command, and neither does its image")
+		return nil, errors.New("cannot run the container: neither the instance nor its image has a command")
 	}
 	who := l.User
 	if who == "" {

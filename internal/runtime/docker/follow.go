@@ -69,7 +69,7 @@ func SpecOf(container, name string, labels map[string]string) (instance.Spec, er
 		switch k {
 		case LabelPauseAfter, LabelStopAfter, LabelReclaim, LabelQuiet:
 			if d, err = when.Span(v); err != nil {
-				errs = append(errs, fmt.Errorf("cannot use the label %s: %.100q is not a duration as 30s", k, v))
+				errs = append(errs, fmt.Errorf("cannot use the label %s: %.100q is not a duration such as 30s", k, v))
 			}
 		case LabelOutbound:
 			if s.WakeOnOutbound, err = strconv.ParseBool(v); err != nil {
@@ -142,7 +142,7 @@ func (r *Runtime) Follow(ctx context.Context, h Host) error {
 		if time.Since(began) > lastRetry {
 			wait = firstRetry
 		}
-		r.log.Warn("Docker is not followed", "err", err, "again_in", wait)
+		r.log.Warn("cannot follow Docker; trying again", "err", err, "again_in", wait)
 		select {
 		case <-time.After(wait + rand.N(wait/4)):
 		case <-ctx.Done():

@@ -167,11 +167,11 @@ func (f *follower) relate(ctx context.Context) {
 	}
 }
 
-// leaveOutGroup removes from a sample the connections to other containers of the
-// same group that do not hold the container: those to a frozen container, and those
-// on which neither end waits for an answer, such as pooled ones. A group therefore
-// stays in use while a member works or has a client from outside, and can otherwise
-// sleep as a whole.
+// leaveOutGroup removes from a sample those connections within the group that do not
+// keep the container in use: connections to a frozen container, and connections on
+// which neither end waits for an answer, such as pooled ones. A group therefore stays
+// in use while a member works or has a client from outside, and can otherwise sleep
+// as a whole.
 func (r *Runtime) leaveOutGroup(s *instance.Sample, container string) {
 	asleep := map[string]bool{}
 	inside := func(c instance.Conn) (same, sleeps bool) {

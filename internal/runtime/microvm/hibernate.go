@@ -61,7 +61,7 @@ func (w *Work) Hibernated() bool { return w.hibernated() }
 // continue after the thaw unless the daemon is replaced.
 func (w *Work) Hibernate(ctx context.Context) (saved int64, err error) {
 	if w.hibernated() {
-		return 0, errors.New("cannot hibernate: it is hibernated")
+		return 0, errors.New("cannot hibernate: the guest is already hibernated")
 	}
 	if !w.isFrozen() {
 		return 0, errors.New("cannot hibernate: the guest is not frozen")
@@ -325,7 +325,7 @@ func (man *manifest) fits(now manifest) error {
 		}
 	}
 	if man.Vsock != now.Vsock {
-		return &instance.SnapshotError{Reason: fmt.Sprintf("it was saved with a vsock device: %t, now: %t", man.Vsock, now.Vsock)}
+		return &instance.SnapshotError{Reason: fmt.Sprintf("vsock device when it was saved: %t, now: %t", man.Vsock, now.Vsock)}
 	}
 	return nil
 }

@@ -159,7 +159,7 @@ func (w *Work) Trouble() string {
 	case procTraced:
 		return said + ": a debugger has stopped it"
 	case procDisk:
-		return said + ": it waits for a disk"
+		return said + ": QEMU waits for a disk"
 	}
 	if now := time.Now(); now.Sub(m.still) < now.Sub(m.since)/2 {
 		return said + ", although it is active"

@@ -38,7 +38,7 @@ func (r *Runtime) prepareRoot(ctx context.Context, root string, call *guest.RunC
 	}
 	call.Command, call.Dir = img.Config.Args(call.Command), img.Config.Dir(call.Dir)
 	if len(call.Command) == 0 {
-		return "", errors.New("cannot run it: it names no command, and neither does its image")
+		return "", errors.New("cannot run the microVM: neither the instance nor its image has a command")
 	}
 	who, err := oci.LookupUser(img.Root, cmp.Or(call.User, img.Config.User))
 	if err != nil {

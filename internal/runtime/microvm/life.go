@@ -98,7 +98,7 @@ func (w *Work) noBoot() error {
 		return errTimer
 	}
 	if strings.Contains(w.consoleTail, "lull-harness: ") {
-		return errors.New("the guest gave up")
+		return errors.New("the guest's harness failed")
 	}
 	return errNoBoot
 }
@@ -481,7 +481,7 @@ func (w *Work) diskFull(sig syscall.Signal) string {
 	if sig != unix.SIGBUS || unix.Statfs(w.r.cfg.Dir, &fs) != nil {
 		return ""
 	}
-	return fmt.Sprintf(": there is no room for its memory on the file system of %s, or it cannot be written; a guest of %d MiB may take as much, and %d MiB are free there now",
+	return fmt.Sprintf(": there is no room for its memory on the file system of %s, or that file system cannot be written; a guest of %d MiB may need that much, and %d MiB are free",
 		w.r.cfg.Dir, w.rec.Machine.Memory>>20, int64(fs.Bavail)*fs.Bsize>>20)
 }
 

@@ -249,7 +249,7 @@ func New(cfg Config) (*Runtime, error) {
 		errs = append(errs, fmt.Errorf("cannot use layer: %w", err))
 	}
 	if n := len(filepath.Join(cfg.Dir, "vm", strings.Repeat("x", 32), "qmp.sock")); n > maxSocket || !filepath.IsAbs(cfg.Dir) {
-		errs = append(errs, fmt.Errorf("cannot use %s for virtual machines: want an absolute path of at most %d bytes, because sockets lie below it", cfg.Dir, maxSocket-n+len(cfg.Dir)))
+		errs = append(errs, fmt.Errorf("cannot use %s for virtual machines: want an absolute path of at most %d bytes, because sockets are created below it", cfg.Dir, maxSocket-n+len(cfg.Dir)))
 	}
 	var err error
 	if r.boot, err = bootID(); err != nil {

@@ -207,7 +207,7 @@ func TestImageSays(t *testing.T) {
 	tree := filepath.Join(t.TempDir(), "root.tar")
 	errtest.None(t, os.WriteFile(tree, packed(t, root), 0o600))
 	for n, src := range []string{root, tree} {
-		refuses(d, box("silent"+string(rune('a'+n)), src), "it names no command")
+		refuses(d, box("silent"+string(rune('a'+n)), src), "neither the instance nor its image has a command")
 		if said, o := ends(d, box("bare"+string(rune('a'+n)), src, script(show)...)); said != "/ 0:0:0   /root /bin/sh\n" {
 			t.Errorf("%s: %q, %s", src, said, o.StatusReason)
 		}
