@@ -3,8 +3,8 @@
 // dashboards follow the event stream and API requests are sent at a steady rate.
 //
 // Requests are sent on schedule, whether or not earlier ones were answered, and
-// their latency counts from when they were due. The delay of an event is from the
-// time that the server gave it to its arrival at a dashboard.
+// their latency counts from when they were due. The delay of an event counts from its
+// timestamp, set by the server, to its arrival at a dashboard.
 package main
 
 import (

@@ -150,7 +150,7 @@ func (a *Agent) unsay() {
 	a.tellTags(a.now())
 }
 
-// step sets the phase of at, in the loop.
+// step sets the phase of at. It does so in the agent's loop.
 func (a *Agent) step(ctx context.Context, at *attempt, phase string) error {
 	return a.ask(ctx, func() { at.out.Phase = phase })
 }
@@ -394,7 +394,7 @@ func (a *Agent) finalCheck(ctx context.Context, at *attempt) error {
 			return err
 		}
 	}
-	return errCancelled{"the signals take longer to read than their readings may be old"}
+	return errCancelled{"reading all signals takes longer than a reading may be old"}
 }
 
 // readAt returns the time of the oldest reading of the last round.
@@ -414,7 +414,7 @@ func (a *Agent) stillRight(at *attempt) error {
 	a.watchClocks() // a machine that has just woken up counts as in use
 	now := a.now()
 	if a.halted() {
-		return errCancelled{"it was halted"}
+		return errCancelled{"automatic actions were halted"}
 	}
 	c := a.config.Config
 	if at.forced && a.state.Warned[at.out.Reason] == nil {

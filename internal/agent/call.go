@@ -45,7 +45,7 @@ func (a *Agent) send(ctx context.Context, action string) (fallback string, err e
 	case action == actionTerminate && cloud != nil:
 		return "", cloud.Terminate(ctx)
 	case action == actionTerminate:
-		return "", errors.New("there is no cloud here to terminate it")
+		return "", errors.New("no cloud was detected that could terminate it")
 	case cloud == nil && power == nil:
 		return "", errors.New("no cloud was detected and no command to power off is configured")
 	case action == actionHibernate && cloud == nil:
@@ -78,5 +78,5 @@ func (a *Agent) observe(ctx context.Context, at *attempt) error {
 	if err := delay.For(ctx, acceptedWait); err != nil {
 		return err
 	}
-	return fmt.Errorf("the call was accepted %s ago, and the machine still runs", acceptedWait)
+	return fmt.Errorf("the call was accepted %s ago, and the machine is still running", acceptedWait)
 }

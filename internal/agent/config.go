@@ -292,7 +292,7 @@ func (a *Agent) apply(f fetched) agentctl.Reload {
 	if r.Changed == nil {
 		r.Changed = []string{}
 	}
-	a.alarmIf(c.unread != "", "config_unreadable", "The configuration cannot be read and nothing is cached: "+c.unread+". Nothing is done until it can be.")
+	a.alarmIf(c.unread != "", "config_unreadable", "The configuration cannot be read and nothing is cached: "+c.unread+". The agent does nothing until it can be read.")
 	a.alarmIf(len(c.faults) > 0, "config_faults", faultSentence(c.faults))
 	a.alarmIf(f.tagsErr != nil && c.unread == "" && !replace, "config_stale", "The tags cannot be read; their last known values apply.")
 	var refused []string
@@ -403,7 +403,7 @@ func (a *Agent) unfit(s *tags.Settings, path string) (out []tags.Fault) {
 	}
 	if check, ok := a.o.Hooks.(UserChecker); ok && s.PreStopUser != nil {
 		if err := check.CheckUser(*s.PreStopUser); err != nil {
-			fault("pre-stop-user", err.Error()+"; no hook runs before there is one")
+			fault("pre-stop-user", err.Error()+"; hooks do not run until the user exists")
 		}
 	}
 	timeout := s.IdleTimeout

@@ -231,7 +231,7 @@ func (a *Agent) Complete(ctx context.Context, r agentctl.CompleteRequest) (agent
 		return a.undoCompletion(ctx, by)
 	}
 	if len(r.Status) > 64 || len(r.Message) > 1024 {
-		return agentctl.Status{}, bad("cannot complete: a status has at most 64 bytes and a message 1024")
+		return agentctl.Status{}, bad("cannot complete: the status must have at most 64 bytes and the message at most 1024")
 	}
 	err := a.durable(ctx, func() error {
 		a.completed(completion{BootID: a.o.BootID, At: a.now(), By: by, Status: r.Status, Message: r.Message})
@@ -266,7 +266,7 @@ func (a *Agent) HoldLease(ctx context.Context, r agentctl.LeaseRequest) (l idle.
 		return l, bad("cannot hold a lease for %s: want more than 0 and at most 24h", ttl)
 	}
 	if len(r.Holder) > 128 || len(r.Reason) > 512 {
-		return l, bad("cannot hold a lease: a holder has at most 128 bytes and a reason 512")
+		return l, bad("cannot hold a lease: the holder must have at most 128 bytes and the reason at most 512")
 	}
 	by := agentctl.Caller(ctx)
 	err = a.durable(ctx, func() error {

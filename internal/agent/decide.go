@@ -75,9 +75,9 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 	case c.unread != "":
 		add(codeConfig, time.Time{}, "The configuration cannot be read and nothing is cached: %s.", c.unread)
 	case c.silent:
-		add(codeNoPolicy, time.Time{}, "Neither the tags nor the local file say anything, so the agent only watches.")
+		add(codeNoPolicy, time.Time{}, "Neither the tags nor the local file contain settings, so the agent only watches.")
 	case c.IdleTimeout == 0:
-		add(codeNoPolicy, time.Time{}, "No idle-timeout is set, so idleness leads to nothing.")
+		add(codeNoPolicy, time.Time{}, "No idle-timeout is set, so the agent takes no action when the machine is idle.")
 	}
 	if end := a.graceEnd(); now.Before(end) {
 		add(codeBootGrace, end, "The machine booted less than %s ago.", idle.Human(c.BootGrace))
@@ -85,7 +85,7 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 	switch h := a.holder(); h {
 	case holderAgent:
 	case "unknown":
-		add(codeHolder, time.Time{}, "The server has not told yet whether agent or server pauses this machine. Until then the agent only reports.")
+		add(codeHolder, time.Time{}, "The server has not said yet whether the agent or the server pauses this machine. Until then the agent only reports.")
 	default:
 		add(codeHolder, time.Time{}, "The %s decides about this machine; the agent only reports.", h)
 	}
@@ -93,7 +93,7 @@ func (a *Agent) guards(now time.Time, fence bool) []idle.Block {
 		out = append(out, h.Block(haltedHere))
 	}
 	if now.Before(a.server.until) {
-		add(idle.Cooldown, a.server.until, "The server refused it: %s.", a.server.refused)
+		add(idle.Cooldown, a.server.until, "The server refused the action: %s.", a.server.refused)
 	}
 	if v := a.state.Vetoes; now.Before(v.Until) {
 		add(idle.HookVeto, v.Until, "The pre-stop hook asked to %s.", v.Kind)

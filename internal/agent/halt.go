@@ -60,7 +60,7 @@ const haltSlack = 5 * time.Second
 func (a *Agent) haltActing() {
 	if at := a.acting; at != nil && !at.sent {
 		a.counters.Cancelled++
-		a.finish(phaseCancelled, "it was halted")
+		a.finish(phaseCancelled, "automatic actions were halted")
 		a.unsay()
 	}
 }

@@ -432,7 +432,7 @@ func (d *day) happen() {
 		d.breaks(d.between(5*time.Minute, time.Hour), func() { d.broken[s] = true }, func() { d.broken[s] = false })
 	case 9:
 		d.snooze(d.between(time.Minute, 40*time.Minute))
-	case 10: // the tags cannot be read, and a new agent may not remember them
+	case 10: // the tags become unreadable; a restarted agent may have lost the cached ones
 		if d.tagless() {
 			return
 		}

@@ -73,7 +73,7 @@ func (a *Agent) load() error {
 		// The unreadable state may have contained a halt, so the agent does nothing
 		// until a user lifts the halt that is set here.
 		a.state = state{Halted: &idle.HaltedBy{Since: a.now(), By: "agent",
-			Reason: "its state on disk cannot be read, and a halt may have been in it: " + err.Error()}}
+			Reason: "its state on disk cannot be read and may have contained a halt: " + err.Error()}}
 		a.alarm("state_unreadable", "The agent's state on disk cannot be read: "+err.Error()+".")
 	}
 	if last := a.state.Last; last != nil && last.Hook != nil {

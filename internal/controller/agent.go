@@ -71,7 +71,7 @@ func (a *agentSeen) readings(now time.Time) []idle.Reading {
 	case len(unknown) > 0:
 		out[0].State, out[0].Detail = idle.Unknown, strings.Join(unknown, ", ")
 	case len(a.r.Readings) == 0:
-		out[0].State, out[0].Detail = idle.Unknown, "it reads no signal"
+		out[0].State, out[0].Detail = idle.Unknown, "the agent reads no signal"
 	}
 	return out
 }

@@ -140,7 +140,7 @@ type Controller struct {
 func New(cfg Config) (*Controller, error) {
 	switch {
 	case cfg.Fleet == nil || cfg.Clouds == nil || cfg.Consoles == nil:
-		return nil, errors.New("cannot make a controller without Fleet, Clouds and Consoles")
+		return nil, errors.New("cannot make a controller: Fleet, Clouds and Consoles are required")
 	case cfg.Server == "":
 		return nil, errors.New("cannot make a controller without a server id")
 	}

@@ -117,7 +117,7 @@ type truthWorld struct {
 	agentDown      time.Time     // the agent is silent until then
 	consoles       time.Time     // until then, CML is the only source
 	disturbed      time.Time     // until then a fault or a change may delay a stop
-	muted          truth.Span    // CloudWatch gets no window that ends in it
+	muted          truth.Span    // CloudWatch gets no window that ends within this span
 
 	episodes []episode // to come, in order
 	shown    []window  // that CloudWatch has
@@ -247,7 +247,7 @@ func (w *truthWorld) judge(now time.Time) {
 	w.stops++
 	blind, early, brief := resolution(w.sources)
 	timeout, measured := w.timeout, slices.Contains(w.sources, worker.SourceCloudWatch)
-	if now.Before(w.old.until) { // decided before the change of settings was known
+	if now.Before(w.old.until) { // the decision may have used the settings before the last change
 		b, e, short := resolution(w.old.sources)
 		brief = max(brief, short)
 		blind, early, timeout = max(blind, b), max(early, e), min(timeout, w.old.timeout)

@@ -86,7 +86,7 @@ func (j *job) earlier(ctx context.Context, cloud Cloud) (outcome, bool) {
 	err = j.write(ctx, func(w *worker.Worker, tx *worker.Tx) error {
 		w.RetryLook, w.Launch, w.AMIID = false, nil, ""
 		w.LaunchGeneration++
-		tx.Note(audit.Entry{Action: "launch_again", Detail: "the earlier launch left nothing", Generation: w.LaunchGeneration})
+		tx.Note(audit.Entry{Action: "launch_again", Detail: "the earlier launch created no instance", Generation: w.LaunchGeneration})
 		return nil
 	})
 	if err != nil {

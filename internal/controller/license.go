@@ -249,7 +249,7 @@ func (j *job) giveBack(ctx context.Context) (outcome, bool) {
 		if !l.MayHoldSeat() || l.Status == worker.LicenseFailed && l.FailedOperation == worker.OperationDeregister {
 			return outcome{}, false
 		}
-		return j.notGivenBack(ctx, "its machine does not run")
+		return j.notGivenBack(ctx, "its machine is not running")
 	}
 	held, local, marking, err := j.askBack(ctx)
 	switch {

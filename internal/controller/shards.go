@@ -153,7 +153,7 @@ func (c *Controller) hold(ctx context.Context, lease store.Lease) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-lease.Lost():
-			c.log.Warn("the lease is lost; all workers are let go")
+			c.log.Warn("the lease is lost; all workers are released")
 			return store.ErrLeaseLost
 		case <-c.resign:
 			return nil

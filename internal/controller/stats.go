@@ -106,7 +106,7 @@ var labelled = map[string]*prometheus.Desc{
 }
 
 // unread exists for each region of an account with workers.
-var unread = prometheus.NewDesc("lull_region_unread", "1 while EC2 cannot be asked about a region that has workers, by region and account.", []string{"region", "account"}, nil)
+var unread = prometheus.NewDesc("lull_region_unread", "1 while the EC2 API cannot be read in a region that has workers, by region and account.", []string{"region", "account"}, nil)
 
 // plain are the counters without labels.
 var plain = []struct {

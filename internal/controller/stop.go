@@ -117,7 +117,7 @@ func (j *job) stopRunning(ctx context.Context) outcome {
 		return outcome{Result: Requeue} // wait until the call's effect is visible
 	case in.By == worker.ByAgent.Name && j.w.DesiredStatus == power.WorkerStopped:
 		if j.overdue(j.s.ProvisioningTimeout) {
-			return j.refused(ctx, "its agent, which was about to, did not stop it")
+			return j.refused(ctx, "its agent announced the stop and did not carry it out")
 		}
 		return outcome{Result: Requeue}
 	case j.w.DesiredStatus == power.WorkerRunning:

@@ -241,7 +241,7 @@ func (f *Fleet) updateWorker(ctx context.Context, by audit.Actor, id string, rev
 		was, policyWas, scheduleWas := w.IsIdleDetectionEnabled, w.Policy, w.Schedule
 		if d := p.TTLDeadline; d != nil && d.IsZero() && w.TTLFromTag {
 			return &failure.Refused{Command: "change", Name: w.Name, Reason: "ttl_from_tag",
-				Detail: "its ttl_deadline is that of the tag " + tx.Settings.TagPrefix + "ttl-deadline of its instance: change or remove the tag, or give another ttl_deadline"}
+				Detail: "its ttl_deadline comes from the tag " + tx.Settings.TagPrefix + "ttl-deadline of its instance: change or remove the tag, or set another ttl_deadline"}
 		}
 		if err := p.Set(f.Rules(), f.opts.Seal, w); err != nil {
 			return err
@@ -274,7 +274,7 @@ func (f *Fleet) ForgetWorker(ctx context.Context, by audit.Actor, id string, for
 		switch left := w.LeftBehind(); {
 		case w.Status == power.WorkerTerminated || force && w.Forgettable():
 		case w.Forgettable():
-			return nil, nil, &failure.Refused{Command: "forget", Name: w.Name, Reason: "force", Detail: strings.TrimSuffix(fmt.Sprintf("it is %s, and only force forgets it; %s", w.Status, left), "; ")}
+			return nil, nil, &failure.Refused{Command: "forget", Name: w.Name, Reason: "force", Detail: strings.TrimSuffix(fmt.Sprintf("it is %s and can only be forgotten with force; %s", w.Status, left), "; ")}
 		default:
 			return nil, nil, &failure.Refused{Command: "forget", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s, not TERMINATED; terminate it first", w.Status)}
 		}

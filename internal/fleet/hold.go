@@ -146,7 +146,7 @@ func (f *Fleet) requestLicense(ctx context.Context, by audit.Actor, id, op strin
 		case w.Status == power.WorkerTerminating || w.Status == power.WorkerTerminated:
 			return &failure.Refused{Command: op + " the license of", Name: w.Name, Reason: "status", Detail: fmt.Sprintf("it is %s", w.Status)}
 		case l.OperationInProgress != nil && w.Status == power.WorkerRunning:
-			return &failure.Conflict{Kind: "license of worker", Name: id, Detail: "CML is at work on " + l.PendingOperation}
+			return &failure.Conflict{Kind: "license of worker", Name: id, Detail: "CML has not completed an earlier request: " + l.PendingOperation}
 		case l.PendingOperation == op && op == worker.OperationDeregister:
 			return nil
 		}

@@ -54,7 +54,7 @@ func (f *Fleet) AnswerWarning(ctx context.Context, a warning.Answer) (worker.Wor
 	return f.Change(ctx, a.WorkerID, Changing{By: by}, func(w *worker.Worker, tx *worker.Tx) error {
 		if !w.Awaits(a) {
 			return &failure.Refused{Command: "answer the warning of", Name: w.Name, Reason: "answered",
-				Detail: "the warning is no longer out: it was answered, or the worker was used or stopped meanwhile"}
+				Detail: "the warning is no longer active: it was answered, or the worker was used or stopped meanwhile"}
 		}
 		switch {
 		case a.Verb == warning.Extend && w.WarningFor == power.ReasonTTL:

@@ -407,7 +407,7 @@ func (l *line) fails(now time.Time, err error) {
 	l.state.NextTryAt = &next
 	if l.state.FailingSince == nil {
 		l.state.FailingSince = &now
-		l.n.log.Warn("a receiver of notifications fails", "channel", l.name, "err", err)
+		l.n.log.Warn("a notification receiver fails", "channel", l.name, "err", err)
 	}
 }
 

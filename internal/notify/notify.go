@@ -73,7 +73,7 @@ const lookEvery = 2 * time.Second
 // New returns a Notifier. It starts nothing.
 func New(c Config) (*Notifier, error) {
 	if c.Fleet == nil || c.Secret == nil || c.Dial == nil {
-		return nil, errors.New("cannot make a notifier without Fleet, Secret and Dial")
+		return nil, errors.New("cannot make a notifier: Fleet, Secret and Dial are required")
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -183,7 +183,7 @@ func (n *Notifier) supervise(ctx context.Context, guard store.Cond) error {
 				return r.err
 			}
 			if r.err != nil {
-				n.log.Error("a channel of notifications failed", "channel", name, "err", r.err)
+				n.log.Error("a notification channel failed", "channel", name, "err", r.err)
 			}
 			if !wanted {
 				n.count.forget(name)
@@ -289,7 +289,7 @@ func (n *Notifier) followDead(ctx context.Context, out chan<- channel.DeadLetter
 		},
 	})
 	if err != nil && ctx.Err() == nil {
-		n.log.Error("dead letters are not sent again", "err", err)
+		n.log.Error("cannot follow retry requests for dead letters", "err", err)
 	}
 }
 

@@ -184,7 +184,7 @@ func (b *mailbox) send(ctx context.Context, m message) error {
 	return nil // it was sent to all, or there is no address
 }
 
-var errWaits = errors.New("an earlier mail is still on its way there")
+var errWaits = errors.New("an earlier mail to that address is still being sent")
 
 // partly is the error of a mail that some recipients did not get.
 type partly struct {

@@ -104,7 +104,7 @@ func chat(m message, zone *time.Location) string {
 		if start := start(e); start != "" {
 			b.WriteString("Start it: `" + webhook.Escape(start) + "`")
 			if e.page != "" {
-				fmt.Fprintf(&b, " · <%s|Why, and start>", e.page)
+				fmt.Fprintf(&b, " · <%s|See why, or start it>", e.page)
 			}
 			b.WriteString("\n")
 		}
@@ -130,7 +130,7 @@ func letter(m message, zone *time.Location) (subject, body string) {
 		if start := start(e); start != "" {
 			fmt.Fprintf(&b, "\nStart it: %s\n", start)
 			if e.page != "" {
-				fmt.Fprintf(&b, "Why, and start:\n%s\n", e.page)
+				fmt.Fprintf(&b, "See why, or start it:\n%s\n", e.page)
 			}
 		}
 		b.WriteString("\n")

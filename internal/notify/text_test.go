@@ -59,7 +59,7 @@ func TestPausedText(t *testing.T) {
 		bubble(t, func(ctx context.Context) error {
 			e.Action, e.Events, e.By, e.WorkerID, e.WorkerName = "pause_intended", []string{audit.EventPaused}, audit.ByController, "w1", "r1"
 			text, err := said(ctx, e)
-			want := want + "\nStart it: `lull worker start r1` · <https://lull.example/workers/w1|Why, and start>"
+			want := want + "\nStart it: `lull worker start r1` · <https://lull.example/workers/w1|See why, or start it>"
 			if err == nil && text != want {
 				err = fmt.Errorf("it says %q, want %q", text, want)
 			}

@@ -123,7 +123,7 @@ func (s *Server) copyRoutes() {
 const readyWithin = 3 * time.Second
 
 func (s *Server) healthRoutes() {
-	register(s, route{id: "healthz", method: "GET", path: "/healthz", doc: "Whether the process lives"},
+	register(s, route{id: "healthz", method: "GET", path: "/healthz", doc: "Whether the process is alive"},
 		func(context.Context, *struct{}) (*answer[control.Health], error) {
 			return ok(control.Health{Status: "ok"}, nil)
 		})

@@ -193,7 +193,7 @@ func (s *Server) wakeRoutes(at func(string) string) {
 func (s *Server) armSelected(ctx context.Context, sel control.Selector) (control.List[worker.Worker], error) {
 	out := control.List[worker.Worker]{Items: []worker.Worker{}}
 	if len(sel.WorkerIDs) == 0 && len(sel.Tags) == 0 && sel.Region == "" && !sel.All {
-		return out, invalid("all", "a selector that names nothing needs all: true")
+		return out, invalid("all", "an empty selector needs all: true")
 	}
 	arm := func(id string) error {
 		w, err := s.fleet.ArmWorker(ctx, actor(ctx), id, true)

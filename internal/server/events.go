@@ -80,7 +80,7 @@ func (s *Server) stream(hc huma.Context, start feed.Start, worker string) {
 			return err
 		}
 		if err := control.SetWriteDeadline(time.Now().Add(sendWithin)); err != nil {
-			return fmt.Errorf("cannot bound the stream: %w", err)
+			return fmt.Errorf("cannot set the write deadline of the stream: %w", err)
 		}
 		if _, err := w.Write(frame); err != nil {
 			return fmt.Errorf("cannot write the stream: %w", err)

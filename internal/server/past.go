@@ -60,7 +60,7 @@ func (t Then) read() (time.Time, error) {
 
 func (s *Server) timelineRoutes() {
 	register(s, route{id: "worker-timeline", method: "GET", path: workersPath + "/{worker_id}/timeline", role: access.Viewer,
-		doc: "Its signals and verdicts over a time, as they were recorded"},
+		doc: "Recorded signals and verdicts of a worker over a time range"},
 		func(ctx context.Context, in *struct {
 			One
 			Between

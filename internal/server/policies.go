@@ -61,7 +61,7 @@ func (s *Server) policyRoutes() {
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {
 			return nil, problem(s.fleet.DeletePolicy(ctx, actor(ctx), in.Name))
 		})
-	register(s, route{id: "apply-policy", method: "POST", path: each + "/apply", role: access.Admin, doc: "Put a policy on workers, or on all that a selector names, now and later"},
+	register(s, route{id: "apply-policy", method: "POST", path: each + "/apply", role: access.Admin, doc: "Assign a policy to workers, or to all that a selector matches, now and later"},
 		func(ctx context.Context, in *struct {
 			RuleName
 			Body control.Apply
@@ -91,7 +91,7 @@ func (s *Server) policyRoutes() {
 // the group.
 func (s *Server) apply(ctx context.Context, in control.Apply, a rules.Application) (control.Applied, error) {
 	if in.Scope.All() && !in.All {
-		return control.Applied{}, invalid("all", "a selector that names nothing needs all: true")
+		return control.Applied{}, invalid("all", "an empty selector needs all: true")
 	}
 	a.Priority, a.Remove = in.Priority, in.Remove
 	l, g, err := s.fleet.Apply(ctx, actor(ctx), in.Scope, a)
@@ -168,7 +168,7 @@ func (s *Server) scheduleRoutes() {
 		func(ctx context.Context, in *RuleName) (*struct{}, error) {
 			return nil, problem(s.fleet.DeleteSchedule(ctx, actor(ctx), in.Name))
 		})
-	register(s, route{id: "apply-schedule", method: "POST", path: each + "/apply", role: access.Admin, doc: "Put a schedule on workers, or on all that a selector names, now and later"},
+	register(s, route{id: "apply-schedule", method: "POST", path: each + "/apply", role: access.Admin, doc: "Assign a schedule to workers, or to all that a selector matches, now and later"},
 		func(ctx context.Context, in *struct {
 			RuleName
 			Body control.Apply
@@ -266,12 +266,12 @@ func (s *Server) exception(ctx context.Context) func(policy.Override, error) (*a
 	}
 }
 
-// overrideOf validates the times of an override. An override of kind keep or skip
-// without an end ends with the day, in zone, on which it begins.
+// overrideOf validates the times of an override. A keep or skip override without an
+// end lasts until the end of the day on which it begins, in zone.
 func overrideOf(now time.Time, zone *time.Location, n control.NewOverride) (policy.Override, error) {
 	o := policy.Override{Kind: n.Kind, Selector: n.Selector, Policy: n.Policy, Reason: n.Reason}
 	if n.Selector.All() && !n.All {
-		return o, invalid("all", "a selector that names nothing needs all: true")
+		return o, invalid("all", "an empty selector needs all: true")
 	}
 	var err error
 	start := now

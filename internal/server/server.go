@@ -327,7 +327,7 @@ func (s *Server) upkeep(ctx context.Context, lease store.Lease) {
 			s.revoke(ctx, lease)
 			return
 		case <-lease.Lost():
-			s.log.Warn("the lease of the API is lost; it takes another")
+			s.log.Warn("the API's lease is lost; it will get a new one")
 			next, err := s.fleet.Store().Grant(ctx, s.leaseTTL)
 			if err != nil {
 				if delay.For(ctx, time.Second) != nil {
@@ -396,7 +396,7 @@ func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case len(allow) > 0:
 		w.Header().Set("Allow", strings.Join(allow, ", "))
-		writeProblem(w, http.StatusMethodNotAllowed, "method_not_allowed", fmt.Sprintf("cannot %s %s: it takes %s", r.Method, r.URL.Path, strings.Join(allow, ", ")))
+		writeProblem(w, http.StatusMethodNotAllowed, "method_not_allowed", fmt.Sprintf("cannot %s %s: this path takes %s", r.Method, r.URL.Path, strings.Join(allow, ", ")))
 	case s.web != nil && !api:
 		s.web.ServeHTTP(w, r)
 	default:

@@ -24,7 +24,7 @@ func (s *Server) simulateRoutes() {
 			return ok(s.simulate(ctx, in.Body, func(float64) error { return nil }))
 		})
 	told := route{id: "simulate-told", method: "POST", path: base + "/simulate/progress", role: access.Viewer, status: 200,
-		doc: "The same as a stream of progress; it ends when the client disconnects"}
+		doc: "The same with a stream of progress; the simulation ends when the client disconnects"}
 	register(s, told, func(_ context.Context, in *struct{ Body control.Simulate }) (*huma.StreamResponse, error) {
 		return &huma.StreamResponse{Body: func(hc huma.Context) { s.simulateTold(hc, in.Body) }}, nil
 	})
@@ -70,10 +70,10 @@ func (s *Server) simulateTold(hc huma.Context, in control.Simulate) {
 		// Responses stored for an idempotency key are buffered and have no write
 		// deadline.
 		if err := answer.SetWriteDeadline(time.Now().Add(sendWithin)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-			return fmt.Errorf("cannot bound the answer: %w", err)
+			return fmt.Errorf("cannot set the write deadline of the answer: %w", err)
 		}
 		if err := json.NewEncoder(w).Encode(step); err != nil {
-			return fmt.Errorf("cannot tell how far the simulation is: %w", err)
+			return fmt.Errorf("cannot report the progress of the simulation: %w", err)
 		}
 		if err := answer.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return fmt.Errorf("cannot report the progress of the simulation: %w", err)

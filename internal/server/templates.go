@@ -90,7 +90,7 @@ func (s *Server) settingRoutes() {
 	register(s, route{id: "change-settings", method: "PATCH", path: all, role: access.Admin, doc: "Change stored settings, all or none; null removes one, so that the next layer applies"},
 		func(ctx context.Context, in *struct{ Body map[string]any }) (*answer[control.Settings], error) {
 			if len(in.Body) == 0 {
-				return nil, problem(invalid("settings", "name at least one"))
+				return nil, problem(invalid("settings", "name at least one setting"))
 			}
 			for k := range in.Body {
 				if _, known := settings.FieldOf(k); !known {

@@ -16,7 +16,7 @@ func tokenOf(t access.Token, secret string) control.Token {
 }
 
 func (s *Server) sessionRoute() {
-	register(s, route{id: "whoami", method: "GET", path: base + "/session", role: access.Viewer, doc: "Who is asking, and of what server"},
+	register(s, route{id: "whoami", method: "GET", path: base + "/session", role: access.Viewer, doc: "The identity of the caller and of the server"},
 		func(ctx context.Context, _ *struct{}) (*answer[control.Session], error) {
 			p := principalOf(ctx)
 			in := control.Session{Name: p.token.Name, Role: string(p.token.Role), Fleet: s.fleet.ID(), Version: s.version, Halted: s.halted(), Shadow: s.shadow}

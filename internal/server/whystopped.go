@@ -81,9 +81,9 @@ func unborn(y *control.Why, e *audit.Entry, imported bool) {
 func opening(st *policy.ScheduleState) string {
 	switch {
 	case !st.Open:
-		return " It starts it when it opens."
+		return " The schedule starts the worker when it opens."
 	case st.NextOpen == nil:
-		return " It does not open again, and so does not start it."
+		return " The schedule does not open again, so it does not start the worker."
 	}
-	return fmt.Sprintf(" It starts it when it opens next, at %s.", policy.ClockIn(*st.NextOpen, st.Zone))
+	return fmt.Sprintf(" The schedule starts the worker when it opens next, at %s.", policy.ClockIn(*st.NextOpen, st.Zone))
 }

@@ -126,7 +126,7 @@ func (s *Server) workerRoutes() {
 			return accepted(s.createOnce(ctx, in.Body))
 		})
 	register(s, route{id: "import-worker", method: "POST", path: workersPath + "/import", role: access.Admin, status: http.StatusAccepted, long: true,
-		doc: "Import an EC2 instance, searched in the region or else in those of discovery; it stays in dry-run mode until it is armed"},
+		doc: "Import an EC2 instance, from the given region or else from the discovery regions; it stays in dry-run mode until it is armed"},
 		func(ctx context.Context, in *struct{ Body fleet.ImportedWorker }) (*answer[worker.Worker], error) {
 			return accepted(s.importWorker(ctx, in.Body))
 		})
@@ -213,7 +213,7 @@ func (s *Server) mayUpdate(ctx context.Context, id string, body []byte) error {
 			return problem(err)
 		}
 		if w.TTLAction == "terminate" {
-			return fault(http.StatusForbidden, "role", "cannot change ttl_deadline as operator: "+w.Name+" is terminated at its end, which needs admin",
+			return fault(http.StatusForbidden, "role", "cannot change ttl_deadline as operator: "+w.Name+" is terminated at that deadline, which needs admin",
 				&huma.ErrorDetail{Message: "needs admin", Location: "body.ttl_deadline"})
 		}
 	}
@@ -306,13 +306,13 @@ func asSeen(w worker.Worker, st worker.IdleStatus, known bool) worker.Worker {
 	if t := st.LastActivityAt; t != nil && (w.LastActivityAt == nil || t.After(*w.LastActivityAt)) {
 		w.LastActivityAt = t
 	}
-	w.Checked(lastLook(&st))
+	w.Checked(lastCheck(&st))
 	return w
 }
 
-// lastLook returns the time of the oldest reading in a live status; zero if a signal
-// is unknown.
-func lastLook(st *worker.IdleStatus) time.Time {
+// lastCheck returns when a live status was last computed from readings; zero if a
+// signal is unknown.
+func lastCheck(st *worker.IdleStatus) time.Time {
 	if st.ReadingsUnknown || st.Has(idle.SignalUnknown) {
 		return time.Time{}
 	}
@@ -398,7 +398,7 @@ func (s *Server) observedRoutes() {
 			if !seen.Status.NextIdleCheckAt.IsZero() {
 				a.NextIdleCheckAt, a.TargetPauseAt = &seen.Status.NextIdleCheckAt, seen.Status.TargetPauseAt // newer than the stored values
 			}
-			if t := lastLook(seen.Status); !t.IsZero() && (a.LastActivityCheckAt == nil || t.After(*a.LastActivityCheckAt)) {
+			if t := lastCheck(seen.Status); !t.IsZero() && (a.LastActivityCheckAt == nil || t.After(*a.LastActivityCheckAt)) {
 				a.LastActivityCheckAt = &t
 			}
 			return ok(a, err)

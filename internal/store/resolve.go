@@ -54,7 +54,7 @@ func (a *attempt) resolve(ctx context.Context, s Store, cause error) (Result, bo
 			}
 		}
 		if err != nil && !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrAmbiguous) {
-			return Result{}, false, fmt.Errorf("cannot tell what became of a write: %w: %w", ErrAmbiguous, err)
+			return Result{}, false, fmt.Errorf("cannot determine the outcome of a write: %w: %w", ErrAmbiguous, err)
 		}
 		if err := pause(look, try); err != nil {
 			return Result{}, false, cause

@@ -87,7 +87,7 @@ type Done struct {
 // transaction is applied only if none of keys has changed since.
 func Transact(ctx context.Context, s Store, keys []string, fn func(view []Value) ([]Op, error), guards ...Cond) (Done, error) {
 	if len(keys) == 0 {
-		return Done{}, fmt.Errorf("cannot transact on no keys: %w", ErrInvalid)
+		return Done{}, fmt.Errorf("cannot start a transaction without keys: %w", ErrInvalid)
 	}
 	view, err := s.Commit(ctx, Txn{Read: keys})
 	for try := 0; err == nil; try++ {

@@ -23,7 +23,7 @@ const MaxHaltReason = 512
 // Check returns an error if h is not valid as a new halt at now.
 func (h HaltedBy) Check(now time.Time) error {
 	if len(h.Reason) > MaxHaltReason {
-		return fmt.Errorf("cannot halt: a reason has at most %d bytes", MaxHaltReason)
+		return fmt.Errorf("cannot halt: the reason must have at most %d bytes", MaxHaltReason)
 	}
 	if h.Over(now) {
 		return errors.New("cannot halt until a time in the past")

@@ -124,7 +124,7 @@ type Program struct {
 // starts can have.
 func (s *Spec) checkAdopted() (errs []error) {
 	if (s.Adopted != nil) != (s.Runtime == RuntimeAdopted) {
-		return []error{errors.New("cannot combine runtime and adopted: runtime adopted needs something to adopt, and no other runtime takes it; use lull adopt")}
+		return []error{errors.New("cannot combine runtime and adopted: set both runtime adopted and what to adopt, or neither; use lull adopt")}
 	}
 	if s.Adopted == nil {
 		return nil

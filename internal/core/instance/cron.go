@@ -22,14 +22,14 @@ const maxCron = 128
 // schedule that never occurs is an error.
 func ParseCron(text string) (Cron, error) {
 	if len(text) > maxCron || strings.TrimSpace(text) == "" {
-		return nil, fmt.Errorf("%.40q is no schedule: want one such as */10 * * * *", text)
+		return nil, fmt.Errorf("%.40q is not a schedule: want one such as */10 * * * *", text)
 	}
 	if zone, _, more := strings.Cut(text, " "); strings.Contains(zone, "TZ=") && !more { // the parser would panic
 		return nil, fmt.Errorf("%q has a zone and no schedule: want one such as %s */10 * * * *", text, zone)
 	}
 	s, err := cron.ParseStandard(text)
 	if err != nil {
-		return nil, fmt.Errorf("%q is no schedule such as */10 * * * *: %w", text, err)
+		return nil, fmt.Errorf("%q is not a schedule such as */10 * * * *: %w", text, err)
 	}
 	if s.Next(time.Unix(0, 0)).IsZero() {
 		return nil, fmt.Errorf("%q never occurs", text)

@@ -136,7 +136,7 @@ func (p *Probe) faults(bad func(field, format string, args ...any)) {
 	}{{"command", len(p.Command) > 0}, {"inside", p.Inside}, {"url", p.URL != ""}, {"token_file", p.TokenFile != ""}, {"address", p.Address != ""}, {"field", p.Field != ""}, {"metric", p.Metric != ""},
 		{"query", p.Query != ""}, {"threshold", p.Threshold != 0}, {"path", p.Path != ""}, {"window", p.Window != 0}, {"missing_is_quiet", p.MissingIsQuiet}} {
 		if f.set && !slices.Contains(has, f.name) {
-			bad(f.name, "a probe of the kind %s has none", p.Kind)
+			bad(f.name, "a probe of the kind %s does not take this setting", p.Kind)
 		}
 	}
 	for name, text := range map[string]string{"command": strings.Join(p.Command, " "), "url": p.URL, "field": p.Field, "metric": p.Metric, "query": p.Query, "path": p.Path,

@@ -199,7 +199,7 @@ func (s *Spec) Validate() error {
 		}
 	}
 	if s.Group != "" && ValidName(s.Group) != nil {
-		bad("group", "%.40q: want the form of an instance's name", s.Group)
+		bad("group", "%.40q does not have the form of an instance's name", s.Group)
 	}
 	if len(s.Labels) > MaxLabels {
 		bad("labels", "%d labels, at most %d", len(s.Labels), MaxLabels)

@@ -41,7 +41,7 @@ func ParseWorkspace(s string) (Workspace, error) {
 		return Workspace{}, fmt.Errorf("%q is not an absolute path", w.Dir)
 	}
 	if path.Clean(w.Path) != w.Path || slices.Contains(kernels, w.Path) || len(s) > MaxImage {
-		return Workspace{}, fmt.Errorf("cannot mount it at %q: want a clean absolute path other than %s", w.Path, strings.Join(kernels, ", "))
+		return Workspace{}, fmt.Errorf("cannot mount the directory at %q: want a clean absolute path other than %s", w.Path, strings.Join(kernels, ", "))
 	}
 	return w, nil
 }

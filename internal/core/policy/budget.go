@@ -52,7 +52,7 @@ type Budget struct {
 // DefaultStarts is the budget of automatic starts unless a stored budget has its
 // name. It spreads the morning start of a thousand workers, so that it stays
 // below EC2's request rate limits and does not delay manual starts.
-var DefaultStarts = Budget{Name: "starts", Description: "Smooths storms of automatic starts", For: Starts, MaxActions: new(120), PerMinutes: 1}
+var DefaultStarts = Budget{Name: "starts", Description: "Spreads out bursts of automatic starts", For: Starts, MaxActions: new(120), PerMinutes: 1}
 
 // Validate returns every fault of b, each a *failure.Invalid.
 func (b Budget) Validate() error {

@@ -79,7 +79,7 @@ func (v Values) validate(f *faults) {
 		for i, s := range l.is {
 			f.oneOf(l.field, &s, l.allowed...)
 			if slices.Contains(l.is[:i], s) {
-				f.add(l.field, "%s is there twice", s)
+				f.add(l.field, "%s is listed twice", s)
 			}
 		}
 	}
@@ -89,7 +89,7 @@ func (v Values) validate(f *faults) {
 		case !known:
 			f.add("thresholds", "there is no threshold %.40q; want cpu, gpu, network or disk", k)
 		case !(n > 0 && n <= most):
-			f.add("thresholds."+k, "%g is not above 0 and at most %g", n, most)
+			f.add("thresholds."+k, "%g is out of range: want more than 0 and at most %g", n, most)
 		}
 	}
 	if v.Schedule != nil && *v.Schedule != "" {
@@ -227,7 +227,7 @@ func (g Group) Validate() error {
 	var f faults
 	g.Selector.validate(&f)
 	if len(g.Selector.Workers) > 0 {
-		f.add("worker_ids", "a group is named by tags or a region; a worker takes a policy itself")
+		f.add("worker_ids", "a group is selected by tags or a region: assign the policy to the worker itself")
 	}
 	f.between("priority", &g.Priority, -1000, 1000)
 	return f.err()

@@ -214,7 +214,7 @@ func (s *Set) named(to []layer, r *Resolved, name string, o Origin, since time.T
 	}
 	p, ok := s.Policies[name]
 	if !ok {
-		r.Faults = append(r.Faults, fmt.Sprintf("There is no policy %q, which %s names.", name, o.Layer))
+		r.Faults = append(r.Faults, fmt.Sprintf("Policy %q, which %s names, does not exist.", name, o.Layer))
 		return to
 	}
 	if p.ScheduleSince.After(since) {
@@ -256,7 +256,7 @@ func (s *Set) stand(now time.Time, r *Resolved, w *Subject) {
 	}
 	c, ok := s.Schedules[r.Schedule]
 	if !ok {
-		r.Faults = append(r.Faults, fmt.Sprintf("There is no schedule %q, which %s names.", r.Schedule, r.From["schedule"].Layer))
+		r.Faults = append(r.Faults, fmt.Sprintf("Schedule %q, which %s names, does not exist.", r.Schedule, r.From["schedule"].Layer))
 		return
 	}
 	since := r.since

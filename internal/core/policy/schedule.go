@@ -74,9 +74,9 @@ func (w Window) validate() error {
 	case w.Days > when.Every:
 		return errors.New("there are no such days")
 	case w.From < 0 || w.From >= when.EndOfDay || w.To < 0 || w.To > when.EndOfDay:
-		return errors.New("its times are not between 00:00 and 24:00")
+		return errors.New("its times must be between 00:00 and 24:00")
 	case w.From == w.To:
-		return fmt.Errorf("it begins and ends at %s; a whole day is 00:00-24:00", w.From)
+		return fmt.Errorf("its beginning and end are both %s; a whole day is 00:00-24:00", w.From)
 	case len(w.Name) > 64:
 		return errors.New("its name has more than 64 bytes")
 	}
@@ -172,7 +172,7 @@ func parseHoliday(text string) (when.Date, error) {
 			return d, nil
 		}
 	}
-	return when.Date{}, fmt.Errorf("%.20q is no day: want 2026-12-25, or 12-25 for every year", text)
+	return when.Date{}, fmt.Errorf("%.20q is not a day: want 2026-12-25, or 12-25 for every year", text)
 }
 
 // Span is an interval in which a schedule is open, from From up to but not

@@ -150,7 +150,7 @@ func (x *Expiry) Sentence(now time.Time) string {
 	done := cmp.Or(participles[x.Action], "stopped")
 	deadline := x.Deadline.UTC().Format(time.RFC3339)
 	if !x.At.After(now) {
-		return fmt.Sprintf("It is %s now: its ttl_deadline is over since %s.", done, deadline)
+		return fmt.Sprintf("It is %s now: its ttl_deadline passed at %s.", done, deadline)
 	}
 	s := fmt.Sprintf("It is %s at %s, in %s, by its ttl_deadline", done, x.At.UTC().Format(time.RFC3339), idle.Human(x.At.Sub(now)))
 	switch {

@@ -128,7 +128,7 @@ func parseQuiet(s string) (quiet, error) {
 	}
 	q := quiet{int(a % when.EndOfDay), int(b)}
 	if q.from == q.to%int(when.EndOfDay) {
-		return quiet{}, fmt.Errorf("%.40q begins when it ends", s)
+		return quiet{}, fmt.Errorf("%.40q begins and ends at the same time", s)
 	}
 	return q, nil
 }
@@ -213,7 +213,7 @@ func (c Channel) Validate(at string) error {
 		}
 	}
 	if c.Key != "" && c.Type != Webhook {
-		bad("key", "only webhooks are signed")
+		bad("key", "only a webhook can have a signing key")
 	}
 	for field, list := range map[string][]string{"events": c.Events, "urgent": c.Urgent} {
 		for _, name := range list {
@@ -223,13 +223,13 @@ func (c Channel) Validate(at string) error {
 		}
 	}
 	if d, err := when.Length(c.Digest); c.Digest != "" && (err != nil || d < time.Minute || d > 7*24*time.Hour) {
-		bad("digest", "%.40q is not a length of 1m to 7d", c.Digest)
+		bad("digest", "%.40q is not a duration from 1m to 7d", c.Digest)
 	}
 	if _, err := parseQuiet(c.QuietHours); c.QuietHours != "" && err != nil {
 		bad("quiet_hours", "%v", err)
 	}
 	if c.CA != "" && (len(c.CA) > 64<<10 || !x509.NewCertPool().AppendCertsFromPEM([]byte(c.CA))) {
-		bad("tls_ca", "it holds no certificate in PEM")
+		bad("tls_ca", "must be PEM certificates, at most 64 KiB in all")
 	}
 	return errors.Join(errs...)
 }
@@ -254,9 +254,9 @@ func CheckAddress(s string) error {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || len(s) > 2048:
-		return errors.New("it is not an http or https address")
+		return errors.New("must be an http or https address of at most 2048 bytes")
 	case u.User != nil || u.Fragment != "":
-		return errors.New("an address has no user and no fragment here")
+		return errors.New("the address must have no user and no fragment")
 	}
 	return nil
 }
@@ -269,13 +269,13 @@ func (c Channel) validateMail(bad func(field, format string, a ...any)) {
 		bad("tls", "%.40q is not starttls, tls or none", c.TLS)
 	}
 	if c.TLS == MailPlain && c.Password != "" {
-		bad("password", "it would be sent in the clear")
+		bad("password", "with tls none it would be sent unencrypted")
 	}
 	if (c.Username == "") != (c.Password == "") {
 		bad("username", "set both username and password, or neither")
 	}
 	if c.URL != "" {
-		bad("url", "mail has a relay")
+		bad("url", "mail is sent through a relay and has no url")
 	}
 	if !IsMailAddress(c.From) {
 		bad("from", "%.60q is not a mail address", c.From)

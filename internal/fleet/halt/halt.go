@@ -144,7 +144,7 @@ func (s *Switch) SetHalt(ctx context.Context, by audit.Actor, r Request) (Halt, 
 	}
 	switch {
 	case len(r.Reason) > idle.MaxHaltReason:
-		return Halt{}, failure.Invalidf("reason", "it has at most %d bytes", idle.MaxHaltReason)
+		return Halt{}, failure.Invalidf("reason", "must have at most %d bytes", idle.MaxHaltReason)
 	case h.idle().Over(h.At):
 		return Halt{}, failure.Invalidf("until", "it is in the past")
 	}
@@ -163,7 +163,7 @@ func (s *Switch) EndHalt(ctx context.Context) error {
 			return nil, audit.Entry{} // the halt was lifted or extended meanwhile
 		}
 		return &Halt{By: audit.ByController.Name, At: now},
-			audit.Entry{Action: "halt_ended", By: audit.ByController, Detail: "its end was reached; " + old.By + " had set it"}
+			audit.Entry{Action: "halt_ended", By: audit.ByController, Detail: "it expired; " + old.By + " had set it"}
 	}, s.guards...)
 	return err
 }

@@ -179,7 +179,7 @@ func (t Template) Validate() error {
 			}
 		}
 		if d.HibernateThresholdMinutes > 0 && d.IdleThresholdMinutes > d.HibernateThresholdMinutes {
-			errs = append(errs, failure.Invalidf("idle_detection.idle_threshold_minutes", "the warning cannot start after the timeout"))
+			errs = append(errs, failure.Invalidf("idle_detection.idle_threshold_minutes", "must not exceed hibernate_threshold_minutes: the warning cannot start after the timeout"))
 		}
 	}
 	return errors.Join(append(errs, t.checkLaunch()...)...)

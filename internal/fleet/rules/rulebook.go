@@ -146,7 +146,7 @@ func (r *Book) PutPolicy(ctx context.Context, by audit.Actor, p policy.Named, cr
 	if _, exists := r.Rules().Policies[p.Name]; exists && create {
 		return p, &failure.Conflict{Kind: "policy", Name: p.Name, Detail: "it exists already"}
 	} else if !exists && len(r.Rules().Policies) >= maxRules {
-		return p, &failure.Refused{Command: "create policy", Name: p.Name, Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
+		return p, &failure.Refused{Command: "create policy", Name: p.Name, Reason: "too_many", Detail: fmt.Sprintf("there are already %d, which is the limit", maxRules)}
 	}
 	p.Shipped, p.Stamp = false, stampOf(by)
 	key := namedPrefix + p.Name
@@ -364,7 +364,7 @@ func (r *Book) ApplyGroup(ctx context.Context, by audit.Actor, sel policy.Scope,
 		return g, err
 	}
 	if len(r.Rules().Groups) >= maxRules {
-		return g, &failure.Refused{Command: "make group", Name: sel.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxRules)}
+		return g, &failure.Refused{Command: "make group", Name: sel.String(), Reason: "too_many", Detail: fmt.Sprintf("there are already %d, which is the limit", maxRules)}
 	}
 	key := groupPrefix + g.ID
 	err := r.changeRuleSaying(ctx, key, func(v store.Value) ([]byte, audit.Entry, error) {
@@ -550,7 +550,7 @@ func (r *Book) AddOverride(ctx context.Context, by audit.Actor, o policy.Overrid
 		}
 	}
 	if len(r.Rules().Overrides) >= maxOverrides {
-		return o, &failure.Refused{Command: "override", Name: o.Selector.String(), Reason: "too_many", Detail: fmt.Sprintf("there are %d already", maxOverrides)}
+		return o, &failure.Refused{Command: "override", Name: o.Selector.String(), Reason: "too_many", Detail: fmt.Sprintf("there are already %d, which is the limit", maxOverrides)}
 	}
 	key := overridePrefix + o.ID
 	err := r.changeRule(ctx, key, r.overrideEntry(ctx, "override_added", by, &o), func(store.Value) ([]byte, error) { return overrideCodec.Encode(key, o) })

@@ -208,7 +208,7 @@ func asStrings(raw any) ([]string, error) {
 	}
 	for _, s := range out {
 		if s == "" || len(s) > 100 {
-			return nil, errors.New("empty or long name")
+			return nil, errors.New("a name is empty or has more than 100 bytes")
 		}
 	}
 	return out, nil
@@ -260,7 +260,7 @@ func asObject(raw, into any) error {
 		return err
 	}
 	if dec.More() {
-		return errors.New("something follows it")
+		return errors.New("unexpected data after the value")
 	}
 	return nil
 }

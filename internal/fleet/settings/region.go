@@ -41,7 +41,7 @@ func (r Region) validate(field string) error {
 		errs = append(errs, failure.Invalidf(field+".subnet_id", "%.40q is not the id of a subnet", r.SubnetID))
 	}
 	if len(r.DefaultTags) > 40 {
-		errs = append(errs, failure.Invalidf(field+".default_tags", "there are %d tags, EC2 takes 50 with ours", len(r.DefaultTags)))
+		errs = append(errs, failure.Invalidf(field+".default_tags", "%d tags, the limit is 40: EC2 takes 50, and lull adds its own", len(r.DefaultTags)))
 	}
 	if _, err := path.Match(r.AMINamePattern, ""); err != nil {
 		errs = append(errs, failure.Invalidf(field+".ami_name_pattern", "not a valid pattern"))

@@ -147,7 +147,7 @@ func (s Settings) Validate() error {
 		errs = append(errs, failure.Invalidf("aws_default_region", "%.40q is not the name of a region", s.AWSDefaultRegion))
 	}
 	if p := s.TagPrefix; p == "" || len(p) > 32 || strings.HasPrefix(p, "aws:") {
-		errs = append(errs, failure.Invalidf("tag_prefix", "%.40q is not 1 to 32 bytes, or belongs to AWS", p))
+		errs = append(errs, failure.Invalidf("tag_prefix", "%.40q must have 1 to 32 bytes and not begin with aws:", p))
 	}
 	for _, r := range s.DiscoveryRegions {
 		if !regionName.MatchString(r) {
@@ -161,7 +161,7 @@ func (s Settings) Validate() error {
 	}
 	for name, r := range s.AWSRegionConfigs {
 		if r.Region != "" && r.Region != name {
-			errs = append(errs, failure.Invalidf("aws_region_configs."+name, "it names region %.40q", r.Region))
+			errs = append(errs, failure.Invalidf("aws_region_configs."+name, "its region is %.40q, not the name of the entry", r.Region))
 		}
 		r.Region = name
 		errs = append(errs, r.validate("aws_region_configs."+name))
@@ -230,7 +230,7 @@ func (f Field) set(s *Settings, raw any) error {
 	case sealed.Secret:
 		t, ok := raw.(string)
 		if !ok || len(t) > 4096 {
-			return failure.Invalidf(f.Key, "it is not a text of at most 4096 bytes")
+			return failure.Invalidf(f.Key, "must be text of at most 4096 bytes")
 		}
 		v.SetString(t)
 	case string:
@@ -278,11 +278,11 @@ func (s Settings) validateNotify() []error {
 	if s.NotifyPublicURL != "" {
 		u, err := url.Parse(s.NotifyPublicURL)
 		if channel.CheckAddress(s.NotifyPublicURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") {
-			errs = append(errs, failure.Invalidf("notify_public_url", "%.80q is not the address of this server, like https://lull.example.com", s.NotifyPublicURL))
+			errs = append(errs, failure.Invalidf("notify_public_url", "%.80q is not the address of a server, such as https://lull.example.com", s.NotifyPublicURL))
 		}
 	}
 	if _, err := time.LoadLocation(s.NotifyTimeZone); err != nil {
-		errs = append(errs, failure.Invalidf("notify_time_zone", "%.40q is not a zone like Europe/Berlin", s.NotifyTimeZone))
+		errs = append(errs, failure.Invalidf("notify_time_zone", "%.40q is not a time zone such as Europe/Berlin", s.NotifyTimeZone))
 	}
 	return errs
 }
@@ -301,13 +301,13 @@ func (s Settings) validateEnroll() (errs []error) {
 		u, err := url.Parse(s.AgentServerURL)
 		switch {
 		case channel.CheckAddress(s.AgentServerURL) != nil || err != nil || u.RawQuery != "" || strings.HasSuffix(u.Path, "/") || strings.ContainsAny(s.AgentServerURL, "'\"\\ \n@"):
-			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not the address of this server, like https://lull.example.com:7070", s.AgentServerURL))
+			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not the address of a server, such as https://lull.example.com:7070", s.AgentServerURL))
 		case u.Scheme != "https" && !net.ParseIP(u.Hostname()).IsLoopback():
 			errs = append(errs, failure.Invalidf("agent_server_url", "%.80q is not https: an agent sends its token there", s.AgentServerURL))
 		}
 	}
 	if s.AgentServerCA != "" && (len(s.AgentServerCA) > 8<<10 || strings.Contains(s.AgentServerCA, "LULL_END") || !x509.NewCertPool().AppendCertsFromPEM([]byte(s.AgentServerCA))) {
-		errs = append(errs, failure.Invalidf("agent_server_ca", "it is not at most 8 KiB of certificates in PEM"))
+		errs = append(errs, failure.Invalidf("agent_server_ca", "must be PEM certificates, at most 8 KiB in all"))
 	}
 	return errs
 }

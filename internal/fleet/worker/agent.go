@@ -18,7 +18,7 @@ func (w *Worker) MayIdleStop(tx *Tx, r *policy.Resolved, refuse func(reason, for
 	p := r.Idle(w.IsIdleDetectionEnabled)
 	switch {
 	case w.PauseHolder != HolderAgent:
-		return refuse("pause_holder", "the %s decides about it", w.PauseHolder)
+		return refuse("pause_holder", "the %s is its pause holder", w.PauseHolder)
 	case !p.Detection:
 		return refuse(string(idle.DetectionDisabled), "idle detection is switched off for it")
 	case !p.AutoPause:
@@ -26,7 +26,7 @@ func (w *Worker) MayIdleStop(tx *Tx, r *policy.Resolved, refuse func(reason, for
 	case w.SnoozedUntil != nil && tx.Now.Before(*w.SnoozedUntil):
 		return refuse(string(idle.InSnoozePeriod), "%s snoozed it until %s", w.SnoozedBy, w.SnoozedUntil.Format(time.RFC3339))
 	case r.KeptUntil != nil:
-		return refuse(string(idle.InSnoozePeriod), "a user keeps it until %s", r.KeptUntil.Format(time.RFC3339))
+		return refuse(string(idle.InSnoozePeriod), "a user keeps it running until %s", r.KeptUntil.Format(time.RFC3339))
 	case len(r.Guards()) > 0:
 		return refuse(string(idle.Schedule), "%s", r.Guards()[0].Sentence)
 	case w.LastResumedAt != nil && tx.Now.Before(w.LastResumedAt.Add(time.Duration(p.Snooze))):

@@ -13,7 +13,7 @@ import (
 // text.
 func HibernatePays(pauses []time.Duration) (bool, string) {
 	if len(pauses) < leastPauses {
-		return false, fmt.Sprintf("%d of its pauses are known, %d are needed to expect how long one is", len(pauses), leastPauses)
+		return false, fmt.Sprintf("%d of its pauses are known, and %d are needed to predict their length", len(pauses), leastPauses)
 	}
 	sorted := slices.Sorted(slices.Values(pauses))
 	expected := sorted[len(sorted)/2]

@@ -60,7 +60,7 @@ func (p *Profile) Clear(field string) error {
 	case field == "tags":
 		p.Tags = map[string]string{}
 	default:
-		return failure.Invalidf(field, "it cannot be taken away")
+		return failure.Invalidf(field, "this field cannot be cleared")
 	}
 	return nil
 }
@@ -199,11 +199,11 @@ func (p Profile) setTags(w *Worker) error {
 	}
 	var errs []error
 	if len(p.Tags) > maxTags {
-		errs = append(errs, failure.Invalidf("tags", "there are %d, EC2 takes 50 with ours", len(p.Tags)))
+		errs = append(errs, failure.Invalidf("tags", "%d tags are too many: EC2 takes 50, and lull adds its own", len(p.Tags)))
 	}
 	for _, k := range slices.Sorted(maps.Keys(p.Tags)) {
 		if k == "" || len(k) > 127 || strings.HasPrefix(k, "aws:") || len(p.Tags[k]) > 255 {
-			errs = append(errs, failure.Invalidf("tags", "%.40q is too long, empty or AWS's own", k))
+			errs = append(errs, failure.Invalidf("tags", "%.40q is empty, too long or reserved by AWS", k))
 		}
 	}
 	w.Tags = maps.Clone(p.Tags)

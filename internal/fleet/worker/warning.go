@@ -109,19 +109,19 @@ func (w *Worker) Overdue(now time.Time) bool {
 // Unstartable returns why w, whose ttl_deadline has passed, cannot be started, and
 // how to change that.
 func (w *Worker) Unstartable() string {
-	return "Nothing starts it: " + w.OverdueSince() + "; " + w.Prolong() + "."
+	return "Nothing can start it: " + w.OverdueSince() + "; " + w.Prolong() + "."
 }
 
 func (w *Worker) OverdueSince() string {
-	return "its ttl_deadline is over since " + w.TTLDeadline.UTC().Format(time.RFC3339) + ", which would end it again"
+	return "its ttl_deadline passed at " + w.TTLDeadline.UTC().Format(time.RFC3339) + ", which would end it again"
 }
 
 // Prolong returns how a user can extend the worker's expiry.
 func (w *Worker) Prolong() string {
 	if w.TTLFromTag {
-		return "change or remove the tag ttl-deadline of its instance, or give it another: lull worker ttl " + w.Name + " --for 2h"
+		return "change or remove the tag ttl-deadline of its instance, or set another deadline: lull worker ttl " + w.Name + " --for 2h"
 	}
-	return "move it: lull worker ttl " + w.Name + " --for 2h, or take it away: lull worker ttl " + w.Name + " --off"
+	return "move the deadline: lull worker ttl " + w.Name + " --for 2h, or remove it: lull worker ttl " + w.Name + " --off"
 }
 
 // EndTTL removes the ttl_deadline and its warning.

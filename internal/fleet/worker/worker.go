@@ -224,7 +224,7 @@ type Worker struct {
 	LaunchGeneration int64   `json:"launch_generation"`
 	Launch           *Launch `json:"launch,omitempty"`
 	// RetryLook means that a user requested another launch, and that it must first be
-	// proved that the earlier launch left nothing.
+	// proved that the earlier launch created no instance.
 	RetryLook bool `json:"retry_look,omitempty"`
 
 	IsIdleDetectionEnabled bool       `json:"is_idle_detection_enabled"`

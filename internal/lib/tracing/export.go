@@ -98,7 +98,7 @@ func newExporter(getenv func(string) string, version string, t *http.Transport) 
 		}
 		t.TLSClientConfig.RootCAs = x509.NewCertPool()
 		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("cannot use OTEL_EXPORTER_OTLP_CERTIFICATE %s: it holds no certificate", file)
+			return nil, fmt.Errorf("cannot use OTEL_EXPORTER_OTLP_CERTIFICATE %s: it contains no certificate", file)
 		}
 	}
 	if cert, key := get("CLIENT_CERTIFICATE"), get("CLIENT_KEY"); cert != "" && key != "" {

@@ -88,16 +88,16 @@ func Read(ctx context.Context, p *instance.Probe, env []string) Reading {
 	case instance.ProbeBeanstalkd:
 		return talk(ctx, p, beanstalkd)
 	}
-	return unknown("a probe of the kind %q is not known", p.Kind)
+	return unknown("unknown kind of probe %q", p.Kind)
 }
 
 // Exited returns the reading that the exit code of a probe's command stands for.
 func Exited(code int, printed string) Reading {
 	switch code {
 	case 0:
-		return judged(true, "exit code 0, which is active; 1 is quiet")
+		return judged(true, "exit code 0 (active; 1 would be quiet)")
 	case 1:
-		return judged(false, "exit code 1, which is quiet; 0 is active")
+		return judged(false, "exit code 1 (quiet; 0 would be active)")
 	}
 	if printed = firstLine(printed); printed != "" {
 		printed = ": " + printed
@@ -266,13 +266,13 @@ func jsonValue(path string, v any) Reading {
 		}
 		return r
 	case string:
-		return judged(v != "", "%s is a text of %d bytes (%s)", path, len(v), rule)
+		return judged(v != "", "%s is a string of %d bytes (%s)", path, len(v), rule)
 	case []any:
 		return judged(len(v) > 0, "%s has %d elements (%s)", path, len(v), rule)
 	case map[string]any:
 		return judged(len(v) > 0, "%s has %d fields (%s)", path, len(v), rule)
 	}
-	return unknown("%s is of no known type", path)
+	return unknown("%s has an unknown type", path)
 }
 
 func metric(ctx context.Context, p *instance.Probe) Reading {

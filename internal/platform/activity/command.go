@@ -73,9 +73,9 @@ func command(ctx context.Context, p *instance.Probe, env []string) Reading {
 	case ctx.Err() != nil:
 		return failed(ctx, p, ctx.Err())
 	case errors.Is(err, errTooMuch):
-		return unknown("it printed more than %d bytes", maxOutput)
+		return unknown("the command printed more than %d bytes", maxOutput)
 	case code < 0:
-		return unknown("it was ended by a signal (%s)", cmd.ProcessState)
+		return unknown("the command was ended by a signal (%s)", cmd.ProcessState)
 	}
 	return Exited(code, out.text())
 }

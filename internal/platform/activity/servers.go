@@ -26,7 +26,7 @@ func jupyter(ctx context.Context, p *instance.Probe) Reading {
 	case err != nil:
 		return failed(ctx, p, err)
 	case status == http.StatusForbidden || status == http.StatusUnauthorized || status == http.StatusFound:
-		return unknown("status %d: the server wants a token, or another one", status)
+		return unknown("status %d: the token is missing or not accepted", status)
 	case status != http.StatusOK:
 		return unknown("status %d", status)
 	}
@@ -58,7 +58,7 @@ func kernels(body []byte) Reading {
 			connected++
 		}
 	}
-	r := judged(busy+connected > 0, "of %d kernels %d work and %d have clients (none is quiet)", len(list), busy, connected)
+	r := judged(busy+connected > 0, "of %d kernels, %d are working and %d have clients (0 is quiet)", len(list), busy, connected)
 	r.Value = float64(max(busy, connected))
 	return r
 }
@@ -76,7 +76,7 @@ func talk(ctx context.Context, p *instance.Probe, ask func(io.ReadWriter, *insta
 	r, err := ask(c, p)
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return unknown("the server ended the connection in its answer")
+		return unknown("the server closed the connection before the end of its answer")
 	case err != nil:
 		return failed(ctx, p, err)
 	}
@@ -148,7 +148,7 @@ func players(status []byte) Reading {
 	}
 	switch err := json.Unmarshal(status, &s); {
 	case err != nil:
-		return unknown("the status of the server is not JSON as it should be")
+		return unknown("the server's status is not valid JSON")
 	case s.Players.Online == nil || *s.Players.Online < 0:
 		return unknown("the server does not say how many players are online")
 	}

@@ -117,7 +117,7 @@ func Lookup(path string) (*Group, error) {
 	case path == in.dir:
 		return nil, fail("it is the root of its hierarchy")
 	case !in.v2 && !slices.Contains(in.controllers, "freezer"):
-		return nil, fail("it is of the hierarchy " + strings.Join(in.controllers, ",") + ", which freezes nothing: name the one of the freezer")
+		return nil, fail("it belongs to the hierarchy " + strings.Join(in.controllers, ",") + ", which cannot freeze processes: give a path in the freezer hierarchy")
 	}
 	return At(path)
 }

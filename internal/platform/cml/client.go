@@ -75,7 +75,7 @@ func New(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("cannot use CML url %q: it is not of the form https://host[:port]", redact(u, cfg.URL))
 	}
 	if u.Scheme == "http" && !cfg.TLS.Insecure {
-		return nil, fmt.Errorf("cannot use CML url %q: http is not verified; only insecure allows it", cfg.URL)
+		return nil, fmt.Errorf("cannot use CML url %q: http needs insecure, because the host cannot be verified", cfg.URL)
 	}
 	c := &Client{
 		base: u.Scheme + "://" + u.Host + "/api/v0", host: u.Host,
@@ -86,7 +86,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	if c.http != nil {
 		if cfg.Dial != nil || len(cfg.TLS.CA) > 0 || cfg.TLS.Pin != "" {
-			return nil, errors.New("cannot use CML client: an HTTP client of its own excludes dial and TLS settings")
+			return nil, errors.New("cannot use CML client: a custom HTTP client excludes dial and TLS settings")
 		}
 		return c, nil
 	}

@@ -42,7 +42,7 @@ func (c *Client) Labs(ctx context.Context) ([]string, error) {
 	}
 	bad := func(err error) error { return &Error{Op: k.op, Host: c.host, Kind: ErrBadAnswer, Err: err} }
 	if len(ids) > maxLabs {
-		return nil, bad(fmt.Errorf("it lists %d labs, more than %d", len(ids), maxLabs))
+		return nil, bad(fmt.Errorf("the answer lists %d labs, the limit is %d", len(ids), maxLabs))
 	}
 	for _, id := range ids {
 		if err := checkID(id); err != nil {

@@ -42,7 +42,7 @@ func (t TLS) config() (*tls.Config, error) {
 	if len(t.CA) > 0 {
 		cfg.RootCAs = x509.NewCertPool()
 		if !cfg.RootCAs.AppendCertsFromPEM(t.CA) {
-			return nil, errors.New("cannot use TLS settings: the CA holds no PEM certificate")
+			return nil, errors.New("cannot use TLS settings: the CA contains no PEM certificate")
 		}
 	}
 	if t.Pin == "" {

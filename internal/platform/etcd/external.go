@@ -87,7 +87,7 @@ func (c ExternalConfig) tls() (*tls.Config, error) {
 		}
 		t.RootCAs = x509.NewCertPool()
 		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("cannot read etcd CA %q: no certificate in it", c.CAFile)
+			return nil, fmt.Errorf("cannot read etcd CA %q: it contains no certificate", c.CAFile)
 		}
 	}
 	if c.CertFile != "" {

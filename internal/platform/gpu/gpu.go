@@ -43,7 +43,7 @@ type Reader struct {
 // It is safe for concurrent use.
 func (r *Reader) Read(ctx context.Context, now time.Time, threshold float64) idle.Reading {
 	if ok, err := r.present(); err != nil {
-		return idle.NotKnown(Signal, now, "cannot look for a GPU: "+err.Error())
+		return idle.NotKnown(Signal, now, "cannot detect a GPU: "+err.Error())
 	} else if !ok {
 		return idle.Reading{Signal: Signal, State: idle.Absent, At: now, Detail: "no GPU"}
 	}

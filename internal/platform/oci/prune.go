@@ -95,7 +95,7 @@ func (s *Store) Images(context.Context) ([]instance.Image, error) {
 // waiting if an image is being fetched or taken into use.
 func (s *Store) RemoveImage(_ context.Context, id string) error {
 	if !s.using.TryLock() {
-		return fmt.Errorf("cannot remove image %s: one is being taken into use", id)
+		return fmt.Errorf("cannot remove image %s: an image is being fetched or is about to be used", id)
 	}
 	defer s.using.Unlock()
 	used, err := s.used()

@@ -70,7 +70,7 @@ func kindOf(path string) (kind, error) {
 			k = saved
 		}
 		if k != rootTar && filepath.Ext(h.Name) == ".json" && h.Size > maxMeta {
-			return fmt.Errorf("%s in it has %d bytes, at most %d", h.Name, h.Size, maxMeta)
+			return fmt.Errorf("%s is too large: %d bytes, the limit is %d", h.Name, h.Size, maxMeta)
 		}
 		return nil
 	})
@@ -247,7 +247,7 @@ func fromRegistry(ctx context.Context, ref string, stall time.Duration) (v1.Imag
 		return nil, err
 	}
 	if m.Config.Size > maxMeta { // read whole
-		return nil, fmt.Errorf("its configuration has %d bytes, at most %d", m.Config.Size, maxMeta)
+		return nil, fmt.Errorf("its configuration has %d bytes, the limit is %d", m.Config.Size, maxMeta)
 	}
 	return img, nil
 }
@@ -272,7 +272,7 @@ func fromSaved(path string) (v1.Image, error) {
 	err = eachEntry(path, func(h *tar.Header, _ io.Reader) error {
 		for _, d := range m {
 			if h.Size > maxMeta && filepath.Clean(h.Name) == filepath.Clean(d.Config) {
-				return fmt.Errorf("its configuration has %d bytes, at most %d", h.Size, maxMeta)
+				return fmt.Errorf("its configuration has %d bytes, the limit is %d", h.Size, maxMeta)
 			}
 		}
 		return nil

@@ -67,7 +67,7 @@ type User struct {
 // Errors of this package, besides network errors.
 var (
 	ErrExpired     = errors.New("cannot accept the token: it has expired; log in again")
-	ErrDenied      = errors.New("cannot accept the token: it is not one of the issuer's for this server")
+	ErrDenied      = errors.New("cannot accept the token: the issuer did not issue it for this server")
 	ErrUnreachable = errors.New("cannot check the token: its issuer cannot be reached")
 )
 

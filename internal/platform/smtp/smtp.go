@@ -84,7 +84,7 @@ func New(c Config) (*Client, error) {
 	if c.CA != "" {
 		conf.RootCAs = x509.NewCertPool()
 		if !conf.RootCAs.AppendCertsFromPEM([]byte(c.CA)) {
-			return nil, errors.New("cannot make a mail client: its CA holds no certificate in PEM")
+			return nil, errors.New("cannot make a mail client: its CA contains no PEM certificate")
 		}
 	}
 	if c.Timeout == 0 {

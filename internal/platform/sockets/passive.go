@@ -48,5 +48,5 @@ func parsePassiveOpens(b []byte) (uint64, error) {
 		}
 		break
 	}
-	return 0, errors.New("there is no count of TCP connections")
+	return 0, errors.New("the kernel reports no count of TCP connections")
 }

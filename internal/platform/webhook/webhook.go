@@ -97,7 +97,7 @@ func (e *StatusError) Rejected() bool {
 func New(c Config) (*Client, error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, errors.New("cannot make a webhook: its address is not an http or https one")
+		return nil, errors.New("cannot make a webhook: its address is not an http or https address")
 	}
 	key := []byte(c.Key)
 	if text, ok := strings.CutPrefix(string(c.Key), "whsec_"); ok {
@@ -112,7 +112,7 @@ func New(c Config) (*Client, error) {
 	if c.CA != "" {
 		conf.RootCAs = x509.NewCertPool()
 		if !conf.RootCAs.AppendCertsFromPEM([]byte(c.CA)) {
-			return nil, errors.New("cannot make a webhook: its CA holds no certificate in PEM")
+			return nil, errors.New("cannot make a webhook: its CA contains no PEM certificate")
 		}
 	}
 	if c.Timeout == 0 {
@@ -185,7 +185,7 @@ const maxRetryAfter = time.Hour
 func (c *Client) post(ctx context.Context, h http.Header, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
-		return errors.New("cannot make the request: the address is not one")
+		return errors.New("cannot make the request: the address is invalid")
 	}
 	req.Header = h
 	req.Header.Set("User-Agent", c.agent)

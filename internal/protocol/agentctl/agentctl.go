@@ -171,7 +171,7 @@ type ServerLink struct {
 	WorkerID   string     `json:"worker_id"`    // empty if the server knows no worker for this machine
 	Holder     string     `json:"pause_holder"` // agent, controller, or unknown until the server reports it
 	Halted     bool       `json:"halted"`
-	Halt       string     `json:"halt,omitempty"` // the sentence of the server's halt
+	Halt       string     `json:"halt,omitempty"` // a sentence about the fleet's halt
 	ReportedAt *time.Time `json:"reported_at"`
 	Error      string     `json:"error"` // why the last report failed
 }

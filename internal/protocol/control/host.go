@@ -271,10 +271,10 @@ func (r *HostReport) check(host string) error {
 		errs = append(errs, err)
 	}
 	if r.At.IsZero() || r.StartedAt.IsZero() {
-		fail("at", "it or started_at is missing")
+		fail("at", "both at and started_at are required")
 	}
 	if r.Sequence == 0 || r.After >= r.Sequence {
-		fail("sequence", "it must be at least 1, and above after")
+		fail("sequence", "must be at least 1 and larger than after")
 	}
 	if d := time.Duration(r.Interval); d < MinInterval || d > MaxInterval {
 		fail("interval_seconds", "it must lie between %s and %s", MinInterval, MaxInterval)
@@ -284,11 +284,11 @@ func (r *HostReport) check(host string) error {
 	}
 	for state, n := range r.Counts {
 		if !hostWord.MatchString(state) || n < 0 {
-			fail("counts", "want names of states and how many there are")
+			fail("counts", "want the names of states with the number of instances in each")
 		}
 	}
 	if len(r.Instances) > maxHostPart || len(r.Gone) > MaxHostInstances {
-		fail("instances", "there are %d and %d that are gone, the limits are %d and %d", len(r.Instances), len(r.Gone), maxHostPart, MaxHostInstances)
+		fail("instances", "%d instances and %d that are gone, the limits are %d and %d", len(r.Instances), len(r.Gone), maxHostPart, MaxHostInstances)
 	}
 	ids, names := map[string]bool{}, map[string]bool{}
 	for n := range r.Instances {
@@ -297,7 +297,7 @@ func (r *HostReport) check(host string) error {
 			fail(field, "%v", err)
 		}
 		if ids[i.ID] || names[i.Name] {
-			fail(field, "its id or name is there twice")
+			fail(field, "another instance in the report has the same id or name")
 		}
 		ids[i.ID], names[i.Name] = true, true
 	}

@@ -175,7 +175,7 @@ func (m *Message) params(b json.RawMessage) *Error {
 		return fail(InvalidParams, "cannot use params of %s: %v", m.Method, err)
 	}
 	if len(m.Params.Holder) > 128 || len(m.Params.Reason) > 1024 {
-		return fail(InvalidParams, "cannot use params: holder has at most 128 bytes and reason 1024")
+		return fail(InvalidParams, "cannot use params: holder must have at most 128 bytes and reason at most 1024")
 	}
 	return nil
 }

@@ -199,7 +199,7 @@ func (c *Client) exchange(ctx context.Context, verb string, body any, give []int
 		return nil, fmt.Errorf("cannot wait for the shim to %s: %w", verb, context.Cause(ctx))
 	}
 	if !ok {
-		return nil, fmt.Errorf("cannot learn whether the shim did %s: %w", verb, ErrLost)
+		return nil, fmt.Errorf("cannot determine whether the shim did %s: %w", verb, ErrLost)
 	}
 	if a.e.Error != nil {
 		return a.fds, a.e.Error
@@ -249,7 +249,7 @@ func (c *Client) TakeFilter(ctx context.Context, id string, run uint64) (int, er
 	fds, err := c.exchange(ctx, VerbFilter, Filter{ID: id, Run: run}, nil, nil)
 	fd := oneOf(fds, err)
 	if err == nil && fd < 0 {
-		err = Errorf(CodeNotFound, "cannot take what reports the binds of %s: %d descriptors came", id, len(fds))
+		err = Errorf(CodeNotFound, "cannot take the descriptor that reports the binds of %s: got %d descriptors", id, len(fds))
 	}
 	return fd, err
 }

@@ -258,7 +258,7 @@ type Exec struct {
 	Env     []string `json:"env"`
 	Dir     string   `json:"dir"`
 	User    string   `json:"user,omitempty"`
-	TTY     bool     `json:"tty,omitempty"` // standard input is a terminal to control
+	TTY     bool     `json:"tty,omitempty"` // standard input is a terminal and becomes the controlling terminal
 }
 
 // ExecEnded reports that a command has ended.

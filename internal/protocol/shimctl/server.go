@@ -99,7 +99,7 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 		e, fds, err := n.w.read()
 		if err != nil {
 			if ctx.Err() == nil && n.hello {
-				s.Log.Info("the daemon has gone", "err", err)
+				s.Log.Info("the daemon has disconnected", "err", err)
 			}
 			break
 		}

@@ -33,17 +33,17 @@ func Fields() []Field { return slices.Clone(fields) }
 const day = 24 * time.Hour
 
 var fields = []Field{
-	truth("enabled", "whether idleness leads to an action", func(s *Settings) **bool { return &s.Enabled }),
+	truth("enabled", "whether to act when the machine is idle", func(s *Settings) **bool { return &s.Enabled }),
 	span("idle-timeout", "how long every signal must be quiet", time.Minute, 30*day, func(s *Settings) **time.Duration { return &s.IdleTimeout }),
 	span("check-interval", "time between two checks", time.Second, time.Hour, func(s *Settings) **time.Duration { return &s.CheckInterval }),
 	span("warn-before", "how long before an action users are warned", 0, day, func(s *Settings) **time.Duration { return &s.WarnBefore }),
 	span("boot-grace", "no action for this long after a boot", 0, day, func(s *Settings) **time.Duration { return &s.BootGrace }),
 	span("snooze", "no idle action for this long after a resume", 0, 30*day, func(s *Settings) **time.Duration { return &s.Snooze }),
 	truth("hibernate-on-idle", "hibernate instead of stop, stop where that is not possible", func(s *Settings) **bool { return &s.HibernateOnIdle }),
-	word("on-complete", "what the completion signal leads to", func(s *Settings) **string { return &s.OnComplete }, "stop", "hibernate", "terminate", "none"),
+	word("on-complete", "action on the completion signal", func(s *Settings) **string { return &s.OnComplete }, "stop", "hibernate", "terminate", "none"),
 	text("completion-file", "the file that signals completion; its directory must be root's", absolute, func(s *Settings) **string { return &s.CompletionFile }),
-	instant("ttl-deadline", "when the machine ends, in use or not", func(s *Settings) **time.Time { return &s.TTLDeadline }),
-	word("ttl-action", "what the deadline leads to", func(s *Settings) **string { return &s.TTLAction }, "stop", "terminate"),
+	instant("ttl-deadline", "when the machine expires, even if it is in use", func(s *Settings) **time.Time { return &s.TTLDeadline }),
+	word("ttl-action", "action at the deadline", func(s *Settings) **string { return &s.TTLAction }, "stop", "terminate"),
 	private(text("pre-stop", "shell command that runs before an action", nonEmpty, func(s *Settings) **string { return &s.PreStop }), Program),
 	private(text("post-cancel", "shell command that runs when an action is canceled after pre-stop ran", nonEmpty, func(s *Settings) **string { return &s.PostCancel }), Program),
 	span("pre-stop-timeout", "time limit of pre-stop, and of post-cancel", time.Second, time.Hour, func(s *Settings) **time.Duration { return &s.PreStopTimeout }),

@@ -60,7 +60,7 @@ func Row(w *worker.Worker, st *worker.IdleStatus, now time.Time) control.WorkerR
 	default:
 		r.Standing, r.Sentence, r.Attention = control.StandingUnknown, "EC2 reports a state that lull does not know.", true
 		if w.StatusReason == "" && now.Sub(w.StatusSince) < CheckingFor {
-			r.Standing, r.Sentence, r.Attention = control.StandingChecking, "Its state is read from EC2.", false
+			r.Standing, r.Sentence, r.Attention = control.StandingChecking, "Its state is being read from EC2.", false
 		}
 	}
 	if why := w.StatusReason; why != "" && (r.Standing == control.StandingFailed || r.Standing == control.StandingStarting || w.Status == power.WorkerUnknown) {

@@ -33,7 +33,7 @@ const (
 // FullError means that a report was rejected because a limit is reached.
 type FullError struct{ What string }
 
-func (e *FullError) Error() string { return "cannot remember more " + e.What }
+func (e *FullError) Error() string { return "cannot accept more " + e.What + ": the limit is reached" }
 
 // InvalidError says why a report was rejected.
 type InvalidError struct{ Detail string }

@@ -23,9 +23,9 @@ type Journal interface {
 
 var _ Journal = (*Peers)(nil)
 
-// evidencePath is the path for other servers' requests of evidence. The answer is a
-// sequence of frames, each a length and a packed record; then an empty frame, and as
-// JSON what is missing. An answer without that end was truncated.
+// evidencePath is the path of other servers' requests for evidence. The answer is a
+// sequence of frames, each a length and a packed record. An empty frame follows, then
+// the list of what is missing, as JSON. An answer without that end was truncated.
 const (
 	evidencePath = "/internal/evidence"
 	maxFrame     = evidence.MaxRecord

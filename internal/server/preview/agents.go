@@ -23,7 +23,7 @@ var otherwise = []idle.Code{"no_policy", "pause_holder"}
 func fits(w *control.SimulatedPolicy, of string) error {
 	if of != ofAgents {
 		if w.Signals != nil || w.Thresholds != nil {
-			return invalid("signals and thresholds apply to agents only: set of to agents")
+			return invalid("signals and thresholds apply to agents only: set \"of\" to agents")
 		}
 		return nil
 	}
@@ -35,7 +35,7 @@ func fits(w *control.SimulatedPolicy, of string) error {
 	}
 	for name, v := range w.Thresholds {
 		if name == "" || len(name) > 64 || v <= 0 || math.IsInf(v, 0) || math.IsNaN(v) {
-			return invalid(fmt.Sprintf("the threshold of %.64q is not above 0", name))
+			return invalid(fmt.Sprintf("the threshold of %.64q must be above 0", name))
 		}
 	}
 	return nil

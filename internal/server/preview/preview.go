@@ -71,7 +71,7 @@ func (v *Preview) wanted(w control.SimulatedPolicy, of string) (candidate, error
 	case w.Policy != "" && !known:
 		return candidate{}, invalid("there is no policy " + w.Policy)
 	case !known || base.IdleTimeoutMinutes == nil && w.TimeoutMinutes == 0:
-		return candidate{}, invalid(cmp.Or(w.Policy, w.Name) + " is no policy with an idle timeout, and timeout_minutes is not given")
+		return candidate{}, invalid(cmp.Or(w.Policy, w.Name) + " is not a policy with an idle timeout: give timeout_minutes")
 	}
 	minutes := func(given, named *int) *idle.Duration {
 		if given = cmp.Or(given, named); given == nil {

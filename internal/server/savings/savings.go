@@ -133,7 +133,7 @@ func (l *Ledger) Sum(ctx context.Context, in Question, from, to time.Time) (cont
 		for _, p := range periods {
 			p.Groups, p.Total = l.Prices.Group(uses(all, p.From, p.To, byPolicy), key)
 			if sums += len(p.Groups); sums > maxPeriodSums {
-				return out, invalid("every", fmt.Sprintf("that is more than %d sums: ask for a shorter time, longer periods or larger groups", maxPeriodSums))
+				return out, invalid("every", fmt.Sprintf("the answer would have more than %d sums: ask for a shorter time, longer periods or larger groups", maxPeriodSums))
 			}
 			out.Periods = append(out.Periods, p)
 		}
@@ -274,7 +274,7 @@ func parts(from, to time.Time, every string, zone *time.Location) ([]control.Sav
 			end = to
 		}
 		if !end.After(at) || len(out) == maxParts {
-			return nil, invalid("every", fmt.Sprintf("this time cannot be divided into at most %d of them in %s", maxParts, zone))
+			return nil, invalid("every", fmt.Sprintf("the time has more than %d such periods in time zone %s: ask for longer ones", maxParts, zone))
 		}
 		out = append(out, control.SavingsPeriod{From: at, To: end})
 		at = end

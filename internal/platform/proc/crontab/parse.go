@@ -61,7 +61,7 @@ func parse(file string, text []byte, s style) (jobs []job, err error) {
 			at, rest = cut(line, 1)
 		}
 		if _, command := cut(rest, 1); rest == "" || s.userColumn && command == "" {
-			return bad("a line has a time, and a command behind it")
+			return bad("want a time and a command")
 		}
 		if at == "@reboot" {
 			continue

@@ -206,7 +206,7 @@ func (c *cut) u64() uint64 {
 // with b. After an error the stream must be abandoned.
 func ParseRequest(b []byte) (q Request, err error) {
 	if len(b) < requestHead {
-		return q, fmt.Errorf("cannot read a request of %d bytes", len(b))
+		return q, fmt.Errorf("cannot read a request of %d bytes: it is too short", len(b))
 	}
 	c := cut(b)
 	q.ID = c.u64()
@@ -240,7 +240,7 @@ func ParseRequest(b []byte) (q Request, err error) {
 		}
 	default:
 		if q.To != "" {
-			err = errors.New("cannot read a request: it has a second path for nothing")
+			err = errors.New("cannot read a request: this operation takes no second path")
 		}
 	}
 	return q, err
@@ -253,7 +253,7 @@ func checkPath(p string) error {
 	}
 	for name := range strings.SplitSeq(p, "/") {
 		if name == "" || name == "." || name == ".." || len(name) > MaxName || strings.ContainsRune(name, 0) {
-			return fmt.Errorf("cannot use the path %.200q: it is not plain", p)
+			return fmt.Errorf("cannot use the path %.200q: a part of it is empty, \".\", \"..\" or too long", p)
 		}
 	}
 	return nil
