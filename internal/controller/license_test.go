@@ -191,7 +191,7 @@ func TestLicenseGivenBack(t *testing.T) {
 			defer r.world.mu.Lock()
 			_, _ = r.fleet.StopWorker(r.t.Context(), operator, id)
 			r.await(id, power.WorkerStopped, 5*time.Minute)
-		}, want: worker.LicenseFailed, because: "does not run"},
+		}, want: worker.LicenseFailed, because: "is not running"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

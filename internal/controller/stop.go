@@ -69,7 +69,7 @@ func (j *job) stopping(ctx context.Context) outcome {
 		return j.down(ctx)
 	case "stopping":
 		if j.overdue(4 * j.s.ProvisioningTimeout) {
-			return j.fail(ctx, "stop_failed", "EC2 reports stopping for "+(4*j.s.ProvisioningTimeout).String())
+			return j.fail(ctx, "stop_failed", "EC2 still reports stopping after "+(4*j.s.ProvisioningTimeout).String())
 		}
 		return outcome{Result: Requeue}
 	case "running":

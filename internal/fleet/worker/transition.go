@@ -278,7 +278,7 @@ func (w *Worker) CancelStop(tx *Tx, action, why string) error {
 }
 
 // SeatOutOfReach reports whether w holds a CML license seat that cannot be released
-// because its machine does not run.
+// because its machine is not running.
 func (w *Worker) SeatOutOfReach() bool {
 	down := w.EC2State == string(power.EC2Stopped) || w.EC2State == string(power.EC2Stopping)
 	return down && w.EC2InstanceID != "" && w.License.MayHoldSeat()
