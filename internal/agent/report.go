@@ -344,7 +344,7 @@ func (a *Agent) declare(ctx context.Context, at *attempt) error {
 		a.heard(r, ans, err)
 		if err == nil && ans.Refused != "" {
 			a.server.refused, a.server.until = ans.Refused, a.now().Add(refusedHolds)
-			refused = errCancelled{"the server refused the action: " + ans.Refused}
+			refused = errCancelled{"the server refuses it: " + ans.Refused}
 		}
 	}); aerr != nil {
 		return aerr

@@ -74,7 +74,7 @@ func (w Window) validate() error {
 	case w.Days > when.Every:
 		return errors.New("there are no such days")
 	case w.From < 0 || w.From >= when.EndOfDay || w.To < 0 || w.To > when.EndOfDay:
-		return errors.New("its times must be between 00:00 and 24:00")
+		return errors.New("its times are not between 00:00 and 24:00")
 	case w.From == w.To:
 		return fmt.Errorf("its beginning and end are both %s; a whole day is 00:00-24:00", w.From)
 	case len(w.Name) > 64:

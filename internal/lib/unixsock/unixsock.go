@@ -40,7 +40,7 @@ func Listen(path string, mode fs.FileMode) (*Listener, error) {
 
 func listen(path string, mode fs.FileMode) (*Listener, error) {
 	if len(path) > MaxPath {
-		return nil, fmt.Errorf("the path has %d bytes, the limit for a socket is %d", len(path), MaxPath)
+		return nil, fmt.Errorf("the path has %d bytes, a socket's has at most %d", len(path), MaxPath)
 	}
 	if err := clear(path); err != nil {
 		return nil, err
