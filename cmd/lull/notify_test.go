@@ -149,8 +149,8 @@ func (l *listening) find(texts []string) bool {
 	return false
 }
 
-// mailbox starts a mail relay that rejects refused@: mailbox. Its address is in
-// RELAY.
+// mailbox starts a mail relay that rejects recipients at refused@…, and stores the
+// relay's address in RELAY. Usage: mailbox
 func (rs *receivers) mailbox(ts *testscript.TestScript, _ bool, _ []string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ts.Check(err)

@@ -31,7 +31,7 @@ func daemon(t *testing.T, says *regexp.Regexp, args ...string) []string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	out, w := io.Pipe()
-	ended, early := make(chan struct{}), false // early is read once ended
+	ended, early := make(chan struct{}), false // read early only after ended is closed
 	go func() {
 		defer close(ended)
 		code := run(ctx, args, strings.NewReader(""), w, w, os.Getenv)

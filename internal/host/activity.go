@@ -112,9 +112,9 @@ func (i *inst) probing() bool {
 	return i.custom.round != nil && !i.custom.round.over
 }
 
-// confirmed reports whether every probe has been read since only the probes were
-// left to prevent the idle pause. If not, it begins a round, whose end causes the
-// next check.
+// confirmed reports whether every probe was read again after everything else allowed
+// the idle pause. If not, it begins a round of all probes. The end of the round
+// causes the next check.
 func (i *inst) confirmed(now time.Time) bool {
 	probes := i.spec().Probes
 	i.mu.Lock()

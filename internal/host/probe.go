@@ -165,7 +165,7 @@ func (i *inst) evidenceLocked(now time.Time) idle.Evidence {
 	}
 	if i.proc.missing != nil {
 		e.Guards = append(e.Guards, idle.Block{Code: idle.SignalUnknown, Signal: "run",
-			Sentence: fmt.Sprintf("Unknown: its run, %v. An unknown signal never counts as quiet.", i.proc.missing)})
+			Sentence: fmt.Sprintf("Unknown: whether it runs, %v. An unknown signal never counts as quiet.", i.proc.missing)})
 	}
 	if i.seen.needed != nil {
 		e.Guards = append(e.Guards, *i.seen.needed)

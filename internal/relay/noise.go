@@ -45,7 +45,7 @@ func (n Noise) Validate() error {
 		}
 	}
 	if n.SilentFor < 0 || n.SilentFor > time.Hour {
-		errs = append(errs, errors.New("cannot use noise silent: it must be at most 1h"))
+		errs = append(errs, fmt.Errorf("cannot use noise silent: %s is not between 0 and 1h", n.SilentFor))
 	}
 	for _, p := range n.Paths {
 		if !strings.HasPrefix(p, "/") || len(p) > 1024 || strings.Contains(strings.TrimSuffix(p, "*"), "*") {

@@ -87,7 +87,7 @@ func (s *Server) copyRoutes() {
 			hc.SetHeader("Content-Type", "application/octet-stream")
 			hc.SetStatus(http.StatusOK)
 			if _, err := io.Copy(hc.BodyWriter(), snapshot); err != nil {
-				s.log.Warn("a backup was cut", "err", err)
+				s.log.Warn("the download of a backup failed", "err", err)
 				panic(http.ErrAbortHandler) // a truncated response must not look complete
 			}
 		}}, nil

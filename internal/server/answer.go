@@ -96,7 +96,8 @@ func (s *Server) warned(ctx context.Context, w *worker.Worker, a warning.Answer)
 	return x.Sentence(who, zone)
 }
 
-// answer returns the page for a link. If act is set, it also carries the answer out.
+// answer returns the page for a link. If act is set, it first does what
+// the link asks for.
 func (s *Server) answer(ctx context.Context, token string, act bool) (int, shownAnswer) {
 	a, err := s.fleet.ReadAnswer(time.Now(), token)
 	if err != nil {

@@ -174,7 +174,7 @@ func (s *Server) wakeRoutes(at func(string) string) {
 			w, err := s.fleet.WakeWorker(ctx, in.ID, p.waking)
 			if refused := problem(err); refused != nil {
 				if m, is := refused.(interface{ GetStatus() int }); is && m.GetStatus() == http.StatusNotFound {
-					return nil, fault(http.StatusUnauthorized, "bad_token", "cannot wake the worker: the wake token is not of this worker")
+					return nil, fault(http.StatusUnauthorized, "bad_token", "cannot wake the worker: the wake token is not valid for it")
 				}
 				return nil, refused
 			}

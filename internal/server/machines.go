@@ -48,7 +48,7 @@ func (m *machines) put(v control.Machine, span time.Duration, now time.Time) (co
 	key := v.Kind + "/" + v.Name
 	old, known := m.last[key]
 	if !known && len(m.last) >= maxMachines {
-		return control.Machine{}, fault(http.StatusServiceUnavailable, "too_many_machines", "cannot accept reports of another machine: too many report to this server")
+		return control.Machine{}, fault(http.StatusServiceUnavailable, "too_many_machines", "cannot accept reports of another machine: the limit is reached")
 	}
 	at := now.UTC().Round(0)
 	v.ReportedAt = &at

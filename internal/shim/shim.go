@@ -263,7 +263,7 @@ func (s *Shim) note() {
 }
 
 // welcome accepts a daemon, or refuses it with CodeGone if the shim is ending. It
-// waits for a thaw in progress, so that the daemon is told of it first.
+// waits for a thaw in progress, so that its answer contains that thaw.
 func (s *Shim) welcome() (shimctl.Welcome, error) {
 	s.thawing.Lock()
 	defer s.thawing.Unlock()

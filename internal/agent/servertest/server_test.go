@@ -233,7 +233,7 @@ func slowly() agentctl.Hook { pass(8 * time.Minute); return agentctl.Hook{} }
 const hooked = "pre-stop: /bin/true\npre-stop-timeout: 10m\n"
 
 // TestHookWhenAsked checks that the controller has the agent run its hook before
-// every stop, but not before a termination, and that a veto holds only idle stops.
+// every stop, but not before a termination, and that a veto cancels only idle stops.
 func TestHookWhenAsked(t *testing.T) {
 	stop := func(r *rig) {
 		if _, err := r.fleet.StopWorker(r.t.Context(), operator, r.w); err != nil {

@@ -100,10 +100,14 @@ func (c *cloud) start(ctx context.Context) error {
 	return err
 }
 
-// word returns the text after a prefix, up to the next space or comma.
+// word returns the first word of said after the text after, without trailing commas,
+// or "" if there is none.
 func word(said, after string) string {
 	_, rest, _ := strings.Cut(said, after)
-	return strings.TrimRight(strings.Fields(rest + " ")[0], ",")
+	for _, first := range strings.Fields(rest) {
+		return strings.TrimRight(first, ",")
+	}
+	return ""
 }
 
 // run starts lull in the background and waits until it has printed until. It returns

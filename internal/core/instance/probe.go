@@ -148,7 +148,7 @@ func (p *Probe) faults(bad func(field, format string, args ...any)) {
 	if every := p.Every(); every < MinProbeInterval || every > MaxProbeInterval {
 		bad("interval", "%s is not between %s and %s", every, idle.Human(MinProbeInterval), idle.Human(MaxProbeInterval))
 	} else if p.Limit() <= 0 || p.Limit() > min(every, MaxProbeTimeout) {
-		bad("timeout", "%s is not between 0 and %s, or is above the interval", p.Limit(), idle.Human(MaxProbeTimeout))
+		bad("timeout", "%s is out of range: want more than 0 and at most %s", p.Limit(), idle.Human(min(every, MaxProbeTimeout)))
 	}
 	switch p.Kind {
 	case ProbeExec:

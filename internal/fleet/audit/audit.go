@@ -242,17 +242,17 @@ func (log *Log) ExportAuditCSV(ctx context.Context, w io.Writer, q Query) error 
 	table := csv.NewWriter(w)
 	err := table.Write([]string{"at", "id", "action", "worker", "worker_id", "aws_region", "by", "by_kind", "from", "to", "reason", "detail"})
 	if err != nil {
-		return fmt.Errorf("cannot write the audit log: %w", err)
+		return fmt.Errorf("cannot write the CSV of the audit log: %w", err)
 	}
 	return log.eachPage(ctx, q, func(l []Entry) error {
 		for _, e := range l {
 			if err := table.Write([]string{e.At.Format(time.RFC3339Nano), strconv.FormatInt(e.ID, 10), e.Action, asText(e.WorkerName), e.WorkerID, e.Region,
 				asText(e.By.Name), e.By.Kind, string(e.From), string(e.To), asText(e.Reason), asText(e.Detail)}); err != nil {
-				return fmt.Errorf("cannot write the audit log: %w", err)
+				return fmt.Errorf("cannot write the CSV of the audit log: %w", err)
 			}
 		}
 		if table.Flush(); table.Error() != nil {
-			return fmt.Errorf("cannot write the audit log: %w", table.Error())
+			return fmt.Errorf("cannot write the CSV of the audit log: %w", table.Error())
 		}
 		return nil
 	})
@@ -288,11 +288,11 @@ func writeLines(w io.Writer, entries []Entry) error {
 	enc := json.NewEncoder(&buf)
 	for _, e := range entries {
 		if err := enc.Encode(e); err != nil {
-			return fmt.Errorf("cannot write the audit log: %w", err)
+			return fmt.Errorf("cannot write the CSV of the audit log: %w", err)
 		}
 	}
 	if _, err := w.Write(buf.Bytes()); err != nil {
-		return fmt.Errorf("cannot write the audit log: %w", err)
+		return fmt.Errorf("cannot write the CSV of the audit log: %w", err)
 	}
 	return nil
 }

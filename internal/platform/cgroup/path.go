@@ -49,7 +49,7 @@ func (g *Group) namesakes() (path string, dirs []string, err error) {
 		}
 	}
 	if path == "" {
-		return "", nil, g.fail("find the mount of", fmt.Errorf("%s is below no mounted hierarchy", g.dir))
+		return "", nil, g.fail("find the mount of", fmt.Errorf("%s is not below a mounted hierarchy", g.dir))
 	}
 	for _, m := range mounts {
 		dirs = append(dirs, filepath.Join(m.dir, path))

@@ -48,9 +48,9 @@ type mount struct {
 // Find chooses the directory for the groups of host and creates it. kinds limits
 // and orders the search; the default is V2, then V1. Within a kind it tries this
 // process's group if it was delegated, then the root of the hierarchy, then this
-// process's group even if it was not delegated. The root comes before the latter
-// because systemd may remove that group when its session ends. The error wraps
-// ErrNone.
+// process's group even if it was not delegated. The root comes before a
+// group that was not delegated, because systemd may remove such a group when its
+// session ends. The error wraps ErrNone.
 func Find(host string, kinds ...Kind) (Place, error) {
 	if err := validID(host); err != nil {
 		return Place{}, err

@@ -276,7 +276,7 @@ const (
 	CodeNotFound Code = "not_found"
 	CodeBusy     Code = "busy"    // the id already has a run
 	CodeInvalid  Code = "invalid" // the request is invalid
-	CodeStage    Code = "stage"   // a step before the program ran failed; see Step and Errno
+	CodeStage    Code = "stage"   // a step failed before the program ran; see Step and Errno
 	CodeGone     Code = "gone"    // the process has ended
 )
 

@@ -750,7 +750,7 @@ func (w *Work) KeepSockets(ctx context.Context) (kept bool, err error) {
 	switch {
 	case err != nil:
 	case len(addrs) == 0 && w.unit.a.DropIn && !handoff:
-		err = fmt.Errorf("it listens on no TCP port, and was not started with its drop-in yet: systemctl %srestart %s", userFlag(w.unit.a), w.unit.name)
+		err = fmt.Errorf("it listens on no TCP port, and has not been started with its drop-in: run systemctl %srestart %s", userFlag(w.unit.a), w.unit.name)
 	case len(addrs) == 0:
 		err = errors.New("it listens on no TCP port, so no connection could start it again")
 	}

@@ -525,8 +525,11 @@ func (w *Work) checkState(man *manifest) error {
 	if err != nil {
 		return &instance.SnapshotError{Reason: "its state cannot be read: " + err.Error()}
 	}
-	if n != man.State || sum != man.Digest {
-		return &instance.SnapshotError{Reason: fmt.Sprintf("its state is damaged: %d bytes of %d", n, man.State)}
+	if n != man.State {
+		return &instance.SnapshotError{Reason: fmt.Sprintf("its state is damaged: it has %d bytes, and was saved with %d", n, man.State)}
+	}
+	if sum != man.Digest {
+		return &instance.SnapshotError{Reason: "its state is damaged: the checksum does not match"}
 	}
 	return nil
 }

@@ -602,7 +602,7 @@ func (r *Runtime) Adopt(ctx context.Context, id string, ident instance.Identity)
 func (r *Runtime) adoptSaved(ctx context.Context, id string, rec runRecord, pids []process) (*Work, error) {
 	for _, p := range pids {
 		if err := p.kill(ctx); err != nil {
-			return nil, fmt.Errorf("cannot end what is left of a save or restore of %s: %w", id, err)
+			return nil, fmt.Errorf("cannot end the QEMU that saved or restored %s: %w", id, err)
 		}
 	}
 	w := r.newWork(id)

@@ -259,7 +259,8 @@ func TestAdoptRemoves(t *testing.T) {
 	d.Await("b", "paused")
 }
 
-// gone2 is gone for a test in which another adopted program remains.
+// gone2 waits until an instance no longer exists. Unlike gone, it lets other adopted
+// programs remain.
 func gone2(d *daemontest.Host, name string) {
 	d.T.Helper()
 	daemontest.Wait(d.T, name+" is released", func() (bool, string) {

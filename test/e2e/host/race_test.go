@@ -430,7 +430,7 @@ func report(t *testing.T, lanes []*lane, events map[string][]hostctl.Event, free
 			m, seq := met(s, events[l.name])
 			counts[m]++
 			if m == "frozen" {
-				wakes[seq] = true // one of the shots that met it frozen woke it
+				wakes[seq] = true // several shots may share a wake
 			}
 			worst = max(worst, s.to.Sub(s.from))
 		}

@@ -26,7 +26,7 @@ func TestLongPollIsAnswered(t *testing.T) {
 			for n := range 4 {
 				errtest.None(t, c.echo(fmt.Sprint("before ", n)))
 			}
-			sent := time.Now() // it may be paused before that
+			sent := time.Now() // a pause before this time is allowed
 			if got, err := c.ask("wait 1500ms"); err != nil || got != "waited" {
 				t.Fatalf("the long poll got %q: %v", got, err)
 			}
