@@ -85,9 +85,9 @@ func (h *Host) adoptAll(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	all, done := h.all(), make(chan struct{})
+	all := h.all()
 	h.spawn(func() {
-		defer close(done)
+		defer close(h.loaded)
 		var wg sync.WaitGroup
 		slots := make(chan struct{}, adoptAtOnce)
 		for _, i := range all {
@@ -97,7 +97,7 @@ func (h *Host) adoptAll(ctx context.Context) error {
 		wg.Wait()
 	})
 	select {
-	case <-done:
+	case <-h.loaded:
 	case <-time.After(loadWait):
 		h.log.Warn("not everything has been adopted yet; retrying")
 	}
@@ -105,6 +105,17 @@ func (h *Host) adoptAll(ctx context.Context) error {
 	defer mu.Unlock()
 	gone = true
 	return errors.Join(errs...)
+}
+
+// AwaitLoaded waits until Load has searched for every run once. Load itself may have
+// returned before. It returns the cause if ctx ends first.
+func (h *Host) AwaitLoaded(ctx context.Context) error {
+	select {
+	case <-h.loaded:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // adopt brings one instance into the state that its record names. It searches for

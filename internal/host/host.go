@@ -151,6 +151,7 @@ type Host struct {
 	began   time.Time               // base of Now
 	due     *deadlines.Queue[*inst] // when each instance is next checked
 	saver   *records.Saver
+	loaded  chan struct{} // closed when Load has searched for every run once
 	room    *admission.Controller
 	events  *events.Feed
 	metrics *metrics.Metrics
@@ -192,7 +193,7 @@ func New(cfg Config) *Host {
 		cfg.Log = slog.Default()
 	}
 	h := &Host{cfg: cfg, log: cfg.Log, began: time.Now(), due: deadlines.New[*inst](cfg.Alarm), events: events.New(cmp.Or(cfg.KeepEvents, 4096), cfg.EventLog),
-		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}, trims: make(chan struct{}, 1)}
+		steps: standardFence(), byID: map[string]*inst{}, byName: map[string]*inst{}, absent: map[string]error{}, trims: make(chan struct{}, 1), loaded: make(chan struct{})}
 	h.halts = halt.New(halt.Options{Own: cfg.Halted, Fleet: cfg.FleetHalted, KeepOwn: cfg.KeepHalt, KeepFleet: cfg.KeepFleetHalt,
 		Now: h.Now, Changed: h.haltChanged, Log: h.log})
 	h.saver = records.NewSaver(cfg.Records, h.owner, h.recordsFail)

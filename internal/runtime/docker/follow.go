@@ -34,6 +34,9 @@ const (
 // Host is the part of the host daemon that a follower uses. id is always an
 // instance's ID.
 type Host interface {
+	// AwaitLoaded waits until the host has searched for every run of an earlier
+	// daemon.
+	AwaitLoaded(ctx context.Context) error
 	// ByImage returns the instance that adopted a container.
 	ByImage(runtime, image string) (id string, ok bool)
 	ImagesOf(runtime string) []string // images of all instances
@@ -130,9 +133,16 @@ func (r *Runtime) Follow(ctx context.Context, h Host) error {
 	r.follower = f
 	r.mu.Unlock()
 	defer r.beside.removeAll("")
-	if err := r.dropEarlierGate(ctx); err != nil {
-		r.log.Warn("clients of stopped containers may wait until they time out", "err", err)
-	}
+	var drop sync.WaitGroup
+	defer drop.Wait()
+	drop.Go(func() {
+		if h.AwaitLoaded(ctx) != nil {
+			return
+		}
+		if err := r.dropEarlierGate(ctx); err != nil {
+			r.log.Warn("clients of stopped containers may wait until they time out", "err", err)
+		}
+	})
 	for wait := firstRetry; ; {
 		began := time.Now()
 		err := f.once(ctx)

@@ -161,6 +161,9 @@ func (l *ledger) Observe(id, _ string) error {
 	return nil
 }
 
+// AwaitLoaded implements Host: nothing is searched for.
+func (l *ledger) AwaitLoaded(context.Context) error { return nil }
+
 func (l *ledger) RelatedOutside(context.Context, string, string, []string) error { return nil }
 
 func (l *ledger) Delete(_ context.Context, id, _ string) error {
