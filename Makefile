@@ -21,7 +21,7 @@ SOAK_PACKAGES := debootstrap debian-archive-keyring systemd-container rpm skopeo
 KERNEL_GIVEN := $(LULL_GUEST_KERNEL)
 GUEST_KERNEL = $(or $(KERNEL_GIVEN),$(shell [ ! -e bin/guest-kernel/boot ] || echo $(CURDIR)/bin/guest-kernel))
 
-.PHONY: help build cross install uninstall deb release image web demo recording size check test test-compute test-race test-programs test-servers test-guests test-machines programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
+.PHONY: help build cross install uninstall deb release image web demo recording size check test test-compute test-programs test-servers test-guests test-machines programs build-darwin modules guest-kernel test-microvm soak bench bench-fleet bench-load bench-vm bench-agent lint generate packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -155,35 +155,33 @@ check: lint ## the inner loop: format, vet, staticcheck, pure tests and the type
 
 test: packages modules guest-kernel programs ## everything that must hold; installs what it needs
 	@rm -rf bin/tests-* bin/lane-* bin/times-* bin/records.txt bin/artifacts
-	@ok=0; $(AGAIN) -k -j6 test-compute test-race test-programs test-servers test-guests test-machines || ok=1; \
+	@ok=0; $(AGAIN) -k -j5 test-compute test-programs test-servers test-guests test-machines || ok=1; \
 		find bin/artifacts -name report.txt -exec sed 's/^/measured: /' {} + 2>/dev/null || true; \
 		cat bin/lane-*; echo "make test: $$SECONDS s"; \
 		LULL_RECORDS=$(CURDIR)/bin go test -count=1 -v -run TestNothingWasLeftOut ./internal/archtest >bin/records.txt || ok=1; \
 		grep -v '^[=-]\|^PASS\|^ok\|^FAIL' bin/records.txt || true; \
 		exit $$ok
 
-# The six lanes run side by side: what computes gives way to what waits.
-test-compute test-race test-programs test-servers test-guests test-machines: export LULL_BIN_DIR := $(BIN_DIR)
+# The five lanes run side by side: what computes gives way to what waits.
+test-compute test-programs test-servers test-guests test-machines: export LULL_BIN_DIR := $(BIN_DIR)
 test-programs test-servers test-guests test-machines test-microvm soak bench-vm: export LULL_GUEST_KERNEL = $(GUEST_KERNEL)
 
 test-compute:
 	@$(call TOOK,compute); ok=0; nice -n 10 $(AGAIN) lint build-darwin || ok=1; \
+		CGO_ENABLED=1 nice -n 10 $(call TEST,race,$$(go list $(RACE) | tr '\n' ' '),-race -skip '$(WALKS)') || ok=1; \
 		nice -n 10 $(call TEST,walks,./internal/host,-run '$(WALKS)') || ok=1; \
 		nice -n 10 $(call TEST,pure,$(PURE),) || ok=1; \
 		nice -n 10 $(call TEST,mixed,$$(go list $(MIXED) | tr '\n' ' '),-count=1) || ok=1; \
 		exit $$ok
 
-test-race:
-	@$(call TOOK,race); CGO_ENABLED=1 nice -n 10 $(call TEST,race,$$(go list $(RACE) | tr '\n' ' '),-race -skip '$(WALKS)')
-
 # Programs are not known to the cache of results: -count=1.
 test-programs test-servers: export LULL_ARTIFACTS := $(CURDIR)/bin/artifacts
 test-programs:
-	@$(call TOOK,programs); $(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -parallel 6 -count=1 -skip '$(BOOTS)|$(BROWSERS)')
+	@$(call TOOK,programs); $(call TEST,programs,$$(go list $(PROGRAMS) | tr '\n' ' '),-p 2 -parallel 3 -count=1 -skip '$(BOOTS)|$(BROWSERS)')
 
 test-servers:
 	@$(call TOOK,servers); ok=0; $(call TEST,browsers,./cmd/lull,-count=1 -run '$(BROWSERS)') || ok=1; \
-		$(call TEST,servers,$$(go list $(SERVERS) | tr '\n' ' '),-p 2 -parallel 6 -count=1) || ok=1; \
+		$(call TEST,servers,$$(go list $(SERVERS) | tr '\n' ' '),-p 2 -parallel 3 -count=1) || ok=1; \
 		exit $$ok
 
 test-guests:
