@@ -20,6 +20,7 @@ import (
 	"lull/internal/core/idle"
 	"lull/internal/core/instance"
 	"lull/internal/host/daemontest"
+	"lull/internal/lib/waittest"
 	"lull/internal/protocol/hostctl"
 )
 
@@ -204,16 +205,18 @@ func TestJupyterProbe(t *testing.T) {
 	w.awaitState("paused")
 	kernel := ask("POST", "/api/kernels", map[string]string{"name": "python3"}).ID
 	// Another client runs a cell that computes for a long time.
+	began := filepath.Join(t.TempDir(), "began")
 	beside(t, exec.Command("/usr/bin/python3", "-c", `
 import sys
 from jupyter_client import BlockingKernelClient
 c = BlockingKernelClient(connection_file=sys.argv[1])
 c.load_connection_file()
 c.start_channels()
-c.execute("import time; time.sleep(1000)")
+c.execute("open('''" + sys.argv[2] + "''', 'w').close(); import time; time.sleep(1000)")
 c.get_shell_msg(timeout=1000)
-`, filepath.Join(w.Dir, "runtime", "kernel-"+kernel+".json")))
+`, filepath.Join(w.Dir, "runtime", "kernel-"+kernel+".json"), began))
 	w.heldBy("probe:jupyter")
+	waittest.Until(t, "the cell computes", func() bool { _, err := os.Stat(began); return err == nil })
 	ask("POST", "/api/kernels/"+kernel+"/interrupt", nil)
 	w.awaitState("paused")
 }
