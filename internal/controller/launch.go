@@ -252,7 +252,7 @@ func (j *job) tags(w *worker.Worker, region settings.Region) map[string]string {
 // provisioning waits until EC2 reports running.
 func (j *job) provisioning(ctx context.Context) outcome {
 	if j.w.EC2InstanceID == "" {
-		return j.fail(ctx, audit.ProvisionFailed, "the worker has no EC2 instance ID")
+		return j.fail(ctx, audit.ProvisionFailed, "the worker has no instance ID")
 	}
 	if !j.fresh {
 		return outcome{Result: Requeue}
@@ -298,7 +298,7 @@ func (j *job) starting(ctx context.Context) outcome {
 	code, why := j.noStart()
 	switch {
 	case j.w.EC2InstanceID == "":
-		return j.fail(ctx, "start_failed", "the worker has no EC2 instance ID")
+		return j.fail(ctx, "start_failed", "the worker has no instance ID")
 	case j.w.DesiredStatus == power.WorkerStopped && j.w.Intent != nil:
 		return j.step(ctx, power.WorkerStopping, "", nil)
 	case !j.fresh:

@@ -209,7 +209,13 @@ func (b *bench) holdsPause(w *Work) {
 		}
 		put <- err
 	}()
-	until(t, "the guest asks for a file", func() bool { return w.files.Pending() != "" })
+	until(t, "the guest asks for a file, and waits", func() bool {
+		if w.files.Pending() == "" {
+			return false
+		}
+		<-time.After(100 * time.Millisecond) // an earlier request, which is not held, ends meanwhile
+		return w.files.Pending() != ""
+	})
 	errtest.None(t, w.Freeze(t.Context()))
 	g, err := w.Guard(nil, false, func(string) {})
 	if err != nil {
