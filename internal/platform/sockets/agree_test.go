@@ -262,7 +262,8 @@ func TestRefreshAgreesWithInspect(t *testing.T) {
 func TestLookupAgreesWithDump(t *testing.T) {
 	r := scaletest.Random(t)
 	states := map[State]int{}
-	for range scaletest.Count(t, "worlds", 10) {
+	worlds := scaletest.Count(t, "worlds", 10)
+	for range worlds {
 		w := newWorld(t, r)
 		for _, c := range w.clients {
 			if r.IntN(2) == 0 {
@@ -319,7 +320,7 @@ func TestLookupAgreesWithDump(t *testing.T) {
 		_ = own.Close()
 		w.end()
 	}
-	if states[TimeWait] == 0 || states[Established] == 0 {
+	if worlds >= 10 && (states[TimeWait] == 0 || states[Established] == 0) { // one may have neither
 		t.Errorf("only %v", states)
 	}
 }
