@@ -204,7 +204,7 @@ type identity struct {
 	err                error // why it is unknown
 }
 
-// machineView is what the last finished round showed.
+// machineView holds the results of the last finished round.
 type machineView struct {
 	readings []idle.Reading
 	notAsked []string

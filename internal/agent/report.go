@@ -33,7 +33,7 @@ const (
 	declareTries = 3
 )
 
-// serverSaid is what the server last said about this machine. It is stored on disk,
+// serverSaid holds the server's last answer about this machine. It is stored on disk,
 // so that losing the server does not change who decides.
 type serverSaid struct {
 	WorkerID string `json:"worker_id"`

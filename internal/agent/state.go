@@ -14,7 +14,7 @@ import (
 	"lull/internal/protocol/tags"
 )
 
-// state is what is stored on disk across restarts of the agent. Its times are wall
+// state is stored on disk and survives restarts of the agent. Its times are wall
 // clock times.
 type state struct {
 	Generation   uint64            `json:"generation"` // number of the last intent

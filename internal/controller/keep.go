@@ -265,7 +265,7 @@ func (c *Controller) discovered(ctx context.Context, sh *shard, k regionKey, in 
 	return fleet.SkipImported
 }
 
-// Live is what this server knows about a worker beyond its record.
+// Live is this server's knowledge about a worker beyond its record.
 type Live struct {
 	Owned       bool               `json:"owned"`
 	Region      string             `json:"aws_region"`

@@ -74,7 +74,7 @@ func scripts(seed uint64) world.Config {
 	return c
 }
 
-// used returns when each worker is used under the same scripts if nobody pauses it.
+// used returns when each worker is used under the same scripts if it is never paused.
 func used(w *world.World) (map[string][]time.Time, error) {
 	out := map[string][]time.Time{}
 	for _, c := range w.Config().Workers {

@@ -14,7 +14,7 @@ import (
 	"lull/internal/relay"
 )
 
-// RelayTarget is what the relay needs to know about an instance.
+// RelayTarget describes an instance to the relay.
 type RelayTarget struct {
 	ID        string
 	Name      string

@@ -227,7 +227,7 @@ func (b *mailbox) contacts(ctx context.Context, worker string) ([]string, error)
 	return slices.DeleteFunc(slices.Clone(w.Contacts), func(a string) bool { return !channel.IsMailAddress(a) }), nil
 }
 
-// verdictOn is what a failure affects.
+// verdictOn says whether a failure concerns one event or the whole receiver.
 type verdictOn int
 
 const (

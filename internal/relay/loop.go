@@ -28,7 +28,7 @@ const (
 	edges = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET&(1<<32-1)
 )
 
-// entry is what a descriptor of a loop refers to. By its generation the loop
+// entry is the object that a descriptor of a loop refers to. By its generation the loop
 // recognizes events that were meant for an earlier descriptor with the same number.
 type entry struct {
 	c    *conn

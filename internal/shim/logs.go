@@ -43,7 +43,7 @@ type logs struct {
 	open []*sink // those with an open file, the least recently used first; used only by the writer
 }
 
-// source is what an epoll registration refers to: a pipe or a process.
+// source is the object of an epoll registration: a pipe or a process.
 type source struct {
 	fd   int
 	sink *sink  // for a pipe

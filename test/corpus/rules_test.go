@@ -15,7 +15,7 @@ type rule struct {
 	sleeps  func(d *trace, o *observed) truth.Use
 }
 
-// observed is what such a rule can see of a day.
+// observed is the part of a day that such a rule can see.
 type observed struct {
 	requests []time.Duration // data from outside, and new connections
 	minutes  [24 * 60]minute

@@ -36,7 +36,7 @@ type Options struct {
 	For time.Duration
 }
 
-// stage is what the parts of a demo share.
+// stage holds the data that the parts of a demo share.
 type stage struct {
 	Options
 	data string // directory for everything that the demo writes

@@ -33,7 +33,7 @@ type program struct {
 // visitLimit is how long a client of the demo waits for an answer.
 const visitLimit = time.Minute
 
-// page is what the demo's web servers answer.
+// page is the answer of the demo's web servers.
 const page = "I was asleep a moment ago.\n"
 
 // found is a program of the demo, or the reason why this machine cannot run it.

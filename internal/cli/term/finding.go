@@ -20,7 +20,7 @@ type Finding struct {
 // Findings are the results of a doctor so far.
 type Findings []Finding
 
-// Add appends a finding. do is what to do about it, and is kept only if ok is false.
+// Add appends a finding. do is the advice to the user, and is kept only if ok is false.
 func (l *Findings) Add(what string, ok bool, found, do string) {
 	if ok {
 		do = ""
@@ -29,7 +29,7 @@ func (l *Findings) Add(what string, ok bool, found, do string) {
 }
 
 // Optional appends a finding that matters only for one runtime. If err is not nil,
-// err is what was found, and do what to do about it.
+// err is the finding, and do is the advice to the user.
 func (l *Findings) Optional(what string, err error, found, do string) {
 	f := Finding{What: what, OK: err == nil, Found: found, Optional: true}
 	if err != nil {

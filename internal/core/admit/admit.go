@@ -24,7 +24,7 @@ type Ask struct {
 	Seq    uint64 // order of arrival
 }
 
-// Capacity is what is available now.
+// Capacity is the available part of the host's resources.
 type Capacity struct {
 	Free   int64 // bytes; negative if instances hold more than the budget
 	Places int   // slow asks that may begin now

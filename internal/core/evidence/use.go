@@ -11,7 +11,7 @@ import (
 // pause to count as a false stop.
 const FalseStop = 15 * time.Minute
 
-// AboutToBePaused is what KeptUp returns for an object that nothing keeps
+// AboutToBePaused is the result of KeptUp for an object that nothing keeps
 // running.
 const AboutToBePaused = "about_to_be_paused"
 

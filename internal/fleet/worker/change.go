@@ -19,7 +19,7 @@ type Pool struct {
 	// Up is the number of workers that run and are not intended to stop.
 	Up              int        `json:"up"`
 	LastScaleDownAt *time.Time `json:"last_scale_down_at,omitempty"`
-	// Spent is what was spent of the budgets.
+	// Spent is the used part of each budget.
 	Spent policy.Ledger `json:"spent,omitempty"`
 }
 

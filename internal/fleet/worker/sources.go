@@ -9,7 +9,7 @@ import (
 	"lull/internal/core/policy"
 )
 
-// Observable is what a probe of a machine found to observe.
+// Observable lists what a probe of a machine can observe.
 type Observable struct {
 	// CML means that a CML answers at the machine's address. CMLDetail is its
 	// version, or why none was found.

@@ -334,7 +334,7 @@ func (w *Worker) Resumed(tx *Tx) {
 	w.StartWithdrawnAt, w.StartWithdrawnBy = nil, ""
 }
 
-// Repair requests a start after a stop that nobody requested.
+// Repair requests a start after a stop without a request.
 func (w *Worker) Repair(tx *Tx) {
 	now := tx.Now
 	w.StartOrigin, w.StartBy, w.StartReason, w.StartAskedAt = OriginAuto, tx.By.Name, policy.ForRepair, &now

@@ -56,7 +56,7 @@ type Conn interface {
 	Close()
 }
 
-// Program is what runs in an instance: a server that answers lines, or a script for
+// Program is the program of an instance: a server that answers lines, or a script for
 // sh -c. A script must exit at once on SIGTERM, even as the first process of its
 // PID namespace, which receives only signals that it handles.
 type Program struct {

@@ -141,7 +141,7 @@ func (r *Reporter) recordOutcome(err error) {
 	}
 }
 
-// progress is what the server already knows. With zero values, everything is
+// progress is the part of the report that the server already has. With zero values, everything is
 // reported.
 type progress struct {
 	r     *Reporter
@@ -222,7 +222,7 @@ func (t *progress) heading(c *change) control.HostReport {
 		Interval: idle.Duration(t.r.Every), Halted: halt != nil, Halt: halt, Counts: c.counts, Faults: slices.Clone(t.r.Faults), Commands: t.r.Commands != nil, LeftOut: c.total - len(c.sums)}
 }
 
-// change is what has to be reported about the instances.
+// change holds the news about instances that has to be reported.
 type change struct {
 	total  int
 	counts map[string]int // number of instances by state
@@ -230,7 +230,7 @@ type change struct {
 	sums   map[string]sums
 }
 
-// part is what fits in one report.
+// part is the part of a change that fits in one report.
 type part struct {
 	instances []control.HostInstance
 	gone      []string

@@ -19,7 +19,7 @@ import (
 
 var t0 = time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 
-// dirs is what fresh needs of a test: *testing.T and *rapid.T have it.
+// dirs has the methods of *testing.T and *rapid.T that fresh calls.
 type dirs interface {
 	Fatal(...any)
 	Cleanup(func())

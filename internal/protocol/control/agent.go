@@ -42,12 +42,12 @@ type AgentReport struct {
 	HookSeconds float64      `json:"hook_seconds,omitempty"`
 	Ordered     *AgentDone   `json:"ordered,omitempty"` // the last order
 	Action      *AgentAction `json:"action,omitempty"`  // the agent's own action, in progress or last
-	// Judged is what the agent's verdict depends on besides its readings. It is
+	// Judged holds the input of the agent's verdict besides its readings. It is
 	// nil in reports of an earlier version.
 	Judged *AgentJudged `json:"judged,omitempty"`
 }
 
-// AgentJudged is what an agent's verdict depends on besides its readings. The
+// AgentJudged holds the input of an agent's verdict besides its readings. The
 // server stores it to answer questions later.
 type AgentJudged struct {
 	Policy       idle.Policy  `json:"policy"`

@@ -31,8 +31,8 @@ const (
 // Version of the protocol. A host rejects guest agents with another version.
 const Version = 1
 
-// TimerRejected is what a guest agent prints to the console before it powers off
-// its guest because the kernel rejected the timer that the host requires.
+// TimerRejected is the message that a guest agent prints to the console before it
+// powers off its guest because the kernel rejected the timer that the host requires.
 const TimerRejected = "the kernel has rejected its timer"
 
 // Limits of one message.

@@ -17,7 +17,7 @@ const (
 	ActionNone = "none"
 )
 
-// State is what an agent reports about its machine in tags. The agent writes an
+// State is an agent's report about its machine in tags. The agent writes an
 // action in its -ing form, and the server writes the final form when EC2 confirms
 // it. Without a server, the agent writes the final form at its next start.
 type State struct {

@@ -15,7 +15,7 @@ import (
 // dependencies of a service: SERVICE:CONDITION:RESTART, comma-separated.
 const composeDepends = "com.docker.compose.depends_on"
 
-// member is what a container's labels say about its relations to other containers.
+// member holds a container's relations to other containers, from its labels.
 type member struct {
 	id       string // ID of its instance
 	name     string

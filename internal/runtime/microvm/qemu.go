@@ -123,7 +123,7 @@ func commandLine(id string, rec runRecord, khz int) string {
 			"tsc=reliable", "nowatchdog",
 			// The kernel passes unknown parameters to init, the guest agent, as
 			// environment variables. In emulation a goroutine often runs for 10 ms,
-			// so preempting it helps nobody.
+			// so preempting it has no benefit.
 			"GODEBUG=asyncpreemptoff=1")
 		if !rec.AnyTimer {
 			words = append(words, "lull.timer=lapic")

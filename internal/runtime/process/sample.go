@@ -167,7 +167,7 @@ func (w *Work) Sample(endpoints []instance.Endpoint) instance.Sample {
 	return s
 }
 
-// past is what a sample of the running tree keeps for comparison with the next.
+// past is the part of a sample of the running tree that the next one is compared with.
 type past struct {
 	at      time.Time
 	cpu     time.Duration

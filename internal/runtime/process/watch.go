@@ -455,7 +455,7 @@ func (r *Runtime) Unit(ctx context.Context, u shimctl.Unit) (s shimctl.UnitState
 	return s, err
 }
 
-// UnitSocket returns where the supervisor is told of the binds of units.
+// UnitSocket returns the address at which the supervisor receives the binds of units.
 func (r *Runtime) UnitSocket() (string, error) { return shimctl.UnitSocket(r.cfg.Dir) }
 
 // Supervisor returns the path of the supervisor's program.

@@ -186,7 +186,7 @@ func (w *World) stepUser(at Moment, i *Instance) {
 	u.Dice = uint64(d)
 }
 
-// absent is what a user does who finds CML down: wait for a boot in progress, start
+// absent is the reaction of a user who finds CML down: wait for a boot in progress, start
 // the machine, or check again later. It returns the time until the next check.
 func (w *World) absent(at Moment, i *Instance, u *User, d *dice) time.Duration {
 	if u.Present && u.Acted && (i.State == Stopping || i.State == Stopped) {

@@ -16,7 +16,7 @@ import (
 	"lull/internal/protocol/hostctl"
 )
 
-// trace is what is needed to find leftovers of an instance after its removal.
+// trace holds the data with which leftovers of an instance are found after its removal.
 type trace struct {
 	id     string
 	spaces map[string]bool // its own namespaces, by the kernel's names
